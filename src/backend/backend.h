@@ -1,0 +1,191 @@
+// The operations that a model needs, on tensor views. Models never touch tensor memory
+// themselves: this seam is what lets one model run on a CPU, on nothing (dry), or on a GPU.
+//
+// Letters in shapes:
+//   N tokens of a micro-batch (B sequences of T)   D model width      H query heads
+//   G key/value heads      C head width            F feed-forward width
+//   E experts              K experts per token     R = N * K routed rows     V vocabulary
+//   I, O input and output width of a product
+// "any" means float32 or bfloat16. Statistics and sums are float32 (or float64) whatever the
+// dtypes; results do not depend on timing, and repeat bit for bit for a given thread count.
+//
+// Operations never allocate results: the caller does. They may take scratch from the arena for
+// the length of the call, of a size that depends on shapes only, never on data. In a dry backend
+// every operation takes the same scratch and computes nothing.
+//
+// A wrong shape or dtype is a bug of the caller and throws Error ("internal: ...").
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "core/arena.h"
+#include "core/tensor.h"
+
+namespace terrace {
+
+enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
+enum class RouterScore : uint8_t { kSoftmax };
+
+struct AttentionShape {
+  int64_t batch;         // B
+  int64_t query_length;  // Tq per sequence
+  int64_t key_length;    // Tk >= Tq; query i sees keys 0 .. i + Tk - Tq
+  int64_t heads;         // H
+  int64_t kv_heads;      // G, divides H; query head h reads key/value head h / (H / G)
+  int64_t head_width;    // C
+};
+
+struct RouterConfig {
+  RouterScore score = RouterScore::kSoftmax;
+  int64_t top_k = 1;
+  // Combine weights are divided by their sum over the k selected experts.
+  bool normalize_weights = true;
+  float aux_coefficient = 0;  // of E * sum_e mean_probability_e * assigned_fraction_e
+  float z_coefficient = 0;    // of mean(logsumexp(logits)^2)
+  float noise_scale = 0;      // logits += noise_scale * N(0, 1), keyed by `noise_key`
+  uint64_t noise_key = 0;     // one per (seed, step, layer, micro-batch)
+};
+
+// What routing one micro-batch through one layer yields: all of it lives from forward to
+// backward. `rows` are the R permuted rows, grouped by expert, in token order within an expert.
+struct Routing {
+  TensorView probabilities;  // f32 [N, E] softmax of the (noisy) logits
+  TensorView log_sums;       // f32 [N] logsumexp of the logits
+  TensorView experts;        // i32 [N, K] selected experts, best first; always K distinct ones
+  TensorView weights;        // f32 [N, K] combine weights
+  TensorView token_rows;     // i64 [N, K] the permuted row of (token, choice)
+  TensorView row_tokens;     // i64 [R] the token of a permuted row
+  TensorView row_weights;    // f32 [R] the combine weight of a permuted row
+  TensorView offsets;        // i64 [E + 1] expert e has rows offsets[e] .. offsets[e + 1]
+  TensorView fractions;      // f32 [E] share of the counted assignments
+};
+
+// Sums over the counted tokens (those whose target is not ignored). Plain host numbers; all zero
+// in a dry run.
+struct RouterStatistics {
+  double aux_loss = 0;  // with its coefficient
+  double z_loss = 0;    // with its coefficient
+  double entropy = 0;   // mean over tokens of the entropy of `probabilities`, in nats
+  int64_t tokens = 0;   // counted tokens
+};
+
+// A target of this value: the token has no loss, and does not count in balance statistics.
+inline constexpr int32_t kIgnoredTarget = -1;
+
+class Backend {
+ public:
+  explicit Backend(Arena& arena) : arena_(arena) {}
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  Arena& arena() { return arena_; }
+  bool dry() const { return arena_.dry(); }
+  virtual std::string_view name() const = 0;
+
+  // --- Matrix products -------------------------------------------------------------------
+  // Inputs bfloat16 or float32, accumulation float32, output any. Where input dtypes differ the
+  // bfloat16 one is widened first. `add` sums onto the output instead of replacing it. Zero rows
+  // are allowed.
+
+  // y[N, O] (+)= x[N, I] * w[O, I]^T
+  virtual void Linear(TensorView x, TensorView w, TensorView y, bool add) = 0;
+  // dx[N, I] (+)= dy[N, O] * w[O, I]
+  virtual void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) = 0;
+  // dw[O, I] (+)= dy[N, O]^T * x[N, I]
+  virtual void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) = 0;
+
+  // One product per expert on its rows; `w` has E weights [O, I] of one dtype, `offsets` is
+  // i64 [E + 1]. Rows of experts without tokens are nobody's: nothing is written for them.
+  virtual void GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w,
+                             TensorView y, bool add) = 0;
+  virtual void GroupedLinearBackwardInput(TensorView dy, TensorView offsets,
+                                          std::span<const TensorView> w, TensorView dx,
+                                          bool add) = 0;
+
+  // --- Normalization -----------------------------------------------------------------------
+  // y[N, D] = normalized x[N, D] * weight[D] + bias[D]; x any, y any, weight and bias f32, bias
+  // empty for none. `statistics` f32 [N, 2] keeps (mean, 1 / deviation) for backward (mean is 0
+  // for RMSNorm). epsilon is added to the variance (mean square).
+  virtual void Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias, float epsilon,
+                    TensorView y, TensorView statistics) = 0;
+  // dx[N, D] += gradient of x (f32); dweight, dbias f32 [D], replaced or added to as told
+  // (dbias empty for none). dy any.
+  virtual void NormBackward(NormKind kind, TensorView dy, TensorView x, TensorView weight,
+                            TensorView statistics, TensorView dx, TensorView dweight,
+                            bool add_dweight, TensorView dbias, bool add_dbias) = 0;
+
+  // --- Positions and attention -------------------------------------------------------------
+  // Rotates x[N, heads * C] in place (any dtype). Row n is at position
+  // first_position + n % sequence_length. Halves convention: element i pairs with i + C / 2, its
+  // angle is position * theta^(-2i / C). `inverse` rotates back: the backward pass.
+  virtual void Rope(TensorView x, int64_t heads, int64_t sequence_length, int64_t first_position,
+                    float theta, bool inverse) = 0;
+  // Causal softmax attention, scores scaled by 1/sqrt(C). q[B*Tq, H*C], k and v [B*Tk, G*C],
+  // out[B*Tq, H*C], one dtype (any); log_sums f32 [B*H*Tq] for backward. The matrix of scores
+  // never exists as a whole.
+  virtual void Attention(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
+                         TensorView out, TensorView log_sums) = 0;
+  // Replaces dq, dk, dv; same shapes and dtype as q, k, v. Needs query_length == key_length.
+  virtual void AttentionBackward(const AttentionShape& shape, TensorView q, TensorView k,
+                                 TensorView v, TensorView out, TensorView log_sums, TensorView dout,
+                                 TensorView dq, TensorView dk, TensorView dv) = 0;
+
+  // --- Feed-forward -------------------------------------------------------------------------
+  // h[N, F] = silu(gate[N, F]) * up[N, F] * row_scale[N]; any dtype; row_scale f32, empty for 1.
+  virtual void SwiGlu(TensorView gate, TensorView up, TensorView row_scale, TensorView h) = 0;
+  // Replaces dgate, dup, and drow_scale (f32 [N], empty without row_scale). dgate may share
+  // memory with gate and dup with up (then gate and up are gone); dh is only read.
+  virtual void SwiGluBackward(TensorView dh, TensorView gate, TensorView up, TensorView row_scale,
+                              TensorView dgate, TensorView dup, TensorView drow_scale) = 0;
+
+  // --- Routing --------------------------------------------------------------------------------
+  // Fills every view of `routing` from logits f32 [N, E] (noise is added in place first).
+  // targets i32 [N]: tokens with kIgnoredTarget are routed but not counted.
+  // counts: i64 [E] host array that receives the counted assignments per expert.
+  // Ties go to the lower expert number; NaN counts as lower than everything.
+  virtual RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
+                                 const Routing& routing, std::span<int64_t> counts) = 0;
+  // dlogits f32 [N, E] (replaced) from drow_weights f32 [R], plus the auxiliary and z loss (both
+  // means over counted tokens) times `loss_scale`.
+  virtual void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
+                             TensorView drow_weights, float loss_scale, TensorView dlogits) = 0;
+  // y[R, D] = x[N, D] at row_tokens[R]; any dtype, the same on both sides.
+  virtual void GatherRows(TensorView x, TensorView row_tokens, TensorView y) = 0;
+  // y[N, D] += sum over k of x[token_rows[n, k], D]; x any, y f32; in the order of k.
+  virtual void AddGatheredRows(TensorView x, TensorView token_rows, TensorView y) = 0;
+
+  // --- Embedding, head, loss ---------------------------------------------------------------
+  // y[N, D] (f32) = tokens_table[V, D] at ids[N] (i32) + positions_table[P, D] at
+  // first_position + n % sequence_length (empty for none); tables any dtype.
+  virtual void Embedding(TensorView ids, TensorView tokens_table, TensorView positions_table,
+                         int64_t sequence_length, int64_t first_position, TensorView y) = 0;
+  // dtable[V, D] (any), replaced or added to; rows of ids that do not occur are zeroed when
+  // replacing. dy f32 [N, D].
+  virtual void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) = 0;
+  // The same for learned positions: dtable[P, D].
+  virtual void PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
+                                 bool add) = 0;
+  // Sum over tokens of the cross-entropy of softmax(x[N, D] * w[V, D]^T) with targets i32 [N],
+  // in nats; ignored targets count nothing. Chunked over tokens: logits [N, V] never exist.
+  // With gradients: dx[N, D] (any; replaced) and dw[V, D] (replaced or added to), both of
+  // loss_scale * sum. dx and dw empty: loss only. 0 in a dry run.
+  virtual double HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale,
+                          TensorView dx, TensorView dw, bool add_dw) = 0;
+
+  // --- Elementwise --------------------------------------------------------------------------
+  virtual void Zero(TensorView x) = 0;
+  // y = x, converted where dtypes differ (round to nearest).
+  virtual void Copy(TensorView x, TensorView y) = 0;
+  // y += x; any dtypes.
+  virtual void Add(TensorView x, TensorView y) = 0;
+  // Sum of squares; the order of summation depends on the size only. 0 in a dry run.
+  virtual double SumOfSquares(TensorView x) = 0;
+
+ private:
+  Arena& arena_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,82 @@
+// One arena per device holds everything whose size depends on the model or the batch, and its
+// ledger counts it to the byte.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "core/tensor.h"
+
+namespace terrace {
+
+// What memory is held for. kScratch dies within the operation that asked for it; kActivations
+// live from forward to backward; the others for the whole run.
+enum class Memory : uint8_t { kWeights, kOptimizer, kGradients, kActivations, kScratch };
+inline constexpr int kMemoryCategories = 5;
+std::string_view NameOf(Memory category);
+
+// Bytes held now and at most, per category and together. The peak of the total is not the sum
+// of the categories' peaks: they occur at different moments.
+struct Ledger {
+  std::array<int64_t, kMemoryCategories> current_bytes{};
+  std::array<int64_t, kMemoryCategories> peak_bytes{};
+  // What each category held at the moment of the total's peak.
+  std::array<int64_t, kMemoryCategories> at_peak_bytes{};
+  int64_t total_bytes = 0;
+  int64_t total_peak_bytes = 0;
+};
+
+// Two stacks that grow towards each other in one mapping: scratch from the far end, everything
+// else from the near end. Allocation order is release order reversed, within each stack.
+//
+// A dry arena gives views without memory and keeps the same ledger: the peak of a dry run is the
+// capacity that the real run needs, exactly. Memory comes from the kernel page by page as it is
+// first touched, so resident memory follows use. Contents are undefined (NaN in debug builds).
+// Not thread-safe: one thread drives a device.
+class Arena {
+ public:
+  // Every allocation is a multiple of this and aligned to it, in bytes.
+  static constexpr int64_t kAlignment = 64;
+
+  // Throws Error when the mapping is refused.
+  explicit Arena(int64_t capacity_bytes);
+  static Arena Dry();
+  ~Arena();
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&&) = delete;
+
+  bool dry() const { return base_ == nullptr; }
+  int64_t capacity_bytes() const { return capacity_bytes_; }
+  const Ledger& ledger() const { return ledger_; }
+
+  // Throws Error, naming `name` and the bytes missing, when the capacity does not suffice.
+  // `name` must outlive the view.
+  TensorView Allocate(Memory category, DType dtype, Shape shape, const char* name);
+
+  // Gives back, when it goes out of scope, all that was allocated after it was made.
+  class Frame {
+   public:
+    explicit Frame(Arena& arena);
+    ~Frame();
+    Frame(Frame&& other) noexcept;
+    Frame& operator=(Frame&&) = delete;
+
+   private:
+    Arena* arena_;
+    int64_t near_bytes_;
+    int64_t far_bytes_;
+    std::array<int64_t, kMemoryCategories> current_bytes_;
+  };
+
+ private:
+  Arena() = default;
+
+  std::byte* base_ = nullptr;
+  int64_t capacity_bytes_ = INT64_MAX;
+  int64_t near_bytes_ = 0;
+  int64_t far_bytes_ = 0;
+  Ledger ledger_;
+};
+
+}  // namespace terrace

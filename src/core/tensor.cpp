@@ -1,0 +1,31 @@
+#include "core/tensor.h"
+
+namespace terrace {
+
+std::string Shape::ToString() const {
+  std::string text = "[";
+  for (int axis = 0; axis < rank_; ++axis) {
+    if (axis > 0) text += ", ";
+    text += std::to_string(dims_[axis]);
+  }
+  return text + "]";
+}
+
+TensorView TensorView::Rows(int64_t first, int64_t count) const {
+  TERRACE_CHECK(first >= 0 && count >= 0 && first + count <= shape[0], "{}: rows {}+{} of {}", name,
+                first, count, shape.ToString());
+  TensorView part = *this;
+  part.shape[0] = count;
+  const int64_t row_bytes = shape[0] == 0 ? 0 : bytes() / shape[0];
+  if (data != nullptr) part.data = data + first * row_bytes;
+  return part;
+}
+
+TensorView TensorView::Reshaped(Shape other) const {
+  TERRACE_CHECK(other.size() == size(), "{}: {} as {}", name, shape.ToString(), other.ToString());
+  TensorView view = *this;
+  view.shape = other;
+  return view;
+}
+
+}  // namespace terrace

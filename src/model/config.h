@@ -1,0 +1,69 @@
+// What a model is made of. Presets and TOML (train/config.h) fill this; derived values are
+// computed here and typed nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/backend.h"
+#include "core/dtype.h"
+
+namespace terrace {
+
+enum class AttentionKind : uint8_t { kGqa };
+enum class PositionKind : uint8_t { kLearned, kRope };
+enum class FeedForwardKind : uint8_t { kDense, kMoe };
+
+struct ModelConfig {
+  int64_t vocab_size = 0;     // V
+  int64_t max_positions = 0;  // longest sequence
+  int64_t width = 0;          // D
+  int64_t layers = 0;
+  int64_t heads = 0;       // H
+  int64_t kv_heads = 0;    // G
+  int64_t head_width = 0;  // C; 0: width / heads
+  AttentionKind attention = AttentionKind::kGqa;
+  PositionKind positions = PositionKind::kRope;
+  float rope_theta = 10000.0f;
+  NormKind norm = NormKind::kRmsNorm;
+  float norm_epsilon = 1e-5f;
+  int64_t ffn_width = 0;  // F of dense layers
+
+  // Feed-forward of layer i: ffn[i % ffn.size()]. {kDense, kMoe} alternates.
+  std::vector<FeedForwardKind> ffn = {FeedForwardKind::kDense};
+  int64_t experts = 0;       // E
+  int64_t expert_width = 0;  // F of experts; 0: ffn_width
+  // top_k, normalisation, coefficients and noise of every MoE layer; noise_key is set per pass.
+  RouterConfig router;
+
+  bool tied_head = true;
+  DType weight_dtype = DType::kF32;  // of matrices and embeddings; norms and routers are float32
+  float init_deviation = 0.02f;      // of matrices; into the residual stream / sqrt(2 * layers)
+
+  int64_t HeadWidth() const { return head_width != 0 ? head_width : width / heads; }
+  int64_t ExpertWidth() const { return expert_width != 0 ? expert_width : ffn_width; }
+  FeedForwardKind FeedForwardOf(int64_t layer) const {
+    return ffn[static_cast<size_t>(layer) % ffn.size()];
+  }
+  int64_t MoeLayers() const;
+
+  // Throws Error naming the key at fault ("model.kv_heads = 3 does not divide model.heads = 8").
+  void Check() const;
+};
+
+// Exact, from the configuration alone.
+struct ModelSize {
+  int64_t parameters = 0;
+  int64_t active_parameters = 0;  // per token: top_k experts of each MoE layer
+  // Floating-point operations of one training step's matrix products per token (forward and
+  // backward, recomputation not counted): 6 per active parameter that takes part in a product
+  // (embeddings look up, the head multiplies), plus causal attention's 6 * layers * H * C * T
+  // (half of the full square).
+  double FlopsPerToken(int64_t sequence_length) const;
+
+  int64_t product_parameters = 0;
+  int64_t attention_width_sum = 0;  // sum over layers of H * C
+};
+ModelSize SizeOf(const ModelConfig& config);
+
+}  // namespace terrace

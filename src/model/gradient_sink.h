@@ -1,0 +1,27 @@
+// Where a layer's backward pass leaves the gradients of its parameters.
+#pragma once
+
+#include "core/tensor.h"
+#include "model/parameter.h"
+
+namespace terrace {
+
+struct GradientSlot {
+  TensorView view;  // shape of the parameter; float32 or bfloat16
+  bool add;         // add to what is there, rather than replace it
+};
+
+// A layer says Begin(p), writes or adds dL/dp into the slot, says End(p); it does not care what
+// happens then. Begin/End pairs of different parameters may nest, but not interleave. For a
+// parameter with `contributions` c, a backward pass makes c pairs.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  virtual GradientSlot Begin(const Parameter& parameter) = 0;
+  virtual void End(const Parameter& parameter, const GradientSlot& slot) = 0;
+  // In place of a Begin/End pair: no token reached the parameter in this micro-batch (an idle
+  // expert). A parameter that was skipped in every micro-batch of a step is not updated.
+  virtual void Skip(const Parameter& parameter) = 0;
+};
+
+}  // namespace terrace

@@ -1,0 +1,44 @@
+// Parameters and their populations.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "core/tensor.h"
+
+namespace terrace {
+
+// The role of a parameter. Optimizer policies map populations to update rules.
+enum class Population : uint8_t {
+  kEmbedding,
+  kHead,
+  kAttention,
+  kDenseFfn,
+  kSharedExpert,
+  kExpert,
+  kRouter,
+  kNorm,
+};
+inline constexpr int kPopulations = 8;
+// "embedding", "head", "attention", "dense_ffn", "shared_expert", "expert", "router", "norm"
+std::string_view NameOf(Population population);
+
+struct Parameter {
+  std::string name;  // as in checkpoints: "layers.1.ff.experts.0.w1.weight"
+  Population population;
+  TensorView value;  // dtype and shape; `value.name` is `name`
+  int64_t id;        // position in the model's list; keys random numbers
+  int64_t layer = -1;
+  int64_t expert = -1;
+  // How many gradients one backward pass adds up for it (2 for a tied embedding and head).
+  int contributions = 1;
+  float init_deviation = 0;  // of N(0, deviation^2); 0: constant `init_constant`
+  float init_constant = 0;
+};
+
+// Stable addresses: views and sinks keep pointers.
+using Parameters = std::deque<Parameter>;
+
+}  // namespace terrace

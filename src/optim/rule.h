@@ -1,0 +1,49 @@
+// One update formula and the state it needs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+#include "model/parameter.h"
+
+namespace terrace {
+
+struct StateSpec {
+  std::string name;  // as in checkpoints: "momentum"
+  DType dtype;
+  Shape shape;
+};
+
+// Everything that changes from step to step, for one tensor.
+struct StepContext {
+  float learning_rate;
+  float weight_decay;     // decoupled: w <- w * (1 - learning_rate * weight_decay) - ...
+  float gradient_scale;   // multiplies every gradient element first (clipping, averaging)
+  int64_t tensor_step;    // of this tensor, from 1
+  uint64_t rounding_key;  // of (seed, tensor, step): stochastic rounding of bfloat16 weights
+};
+
+// What an update reports beside its effect.
+struct UpdateReport {
+  int64_t floored = 0;  // entries of the second moment at or below the eps floor
+  int64_t entries = 0;  // entries examined for that
+};
+
+// A rule never allocates tensors: it declares its state, from which both the optimizer and the
+// memory plan allocate. State is zero at the start.
+class Rule {
+ public:
+  virtual ~Rule() = default;
+  virtual std::vector<StateSpec> State(const Parameter& parameter) const = 0;
+  // Updates parameter.value (float32, or bfloat16 by stochastic rounding) and `state` (views in
+  // the order of State()) from `gradient` (any dtype, read only). Needs no more than
+  // O(rows + columns) of memory beside them. The result does not depend on the thread count.
+  virtual UpdateReport Apply(const Parameter& parameter, TensorView gradient,
+                             std::span<const TensorView> state,
+                             const StepContext& context) const = 0;
+};
+
+}  // namespace terrace
