@@ -1,0 +1,88 @@
+// The CPU: oneDNN for matrix products, Highway for the rest, OpenMP threads.
+// Each group of operations has a file of its own in this folder.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "backend/backend.h"
+
+namespace terrace {
+
+class Matmul;
+
+class CpuBackend final : public Backend {
+ public:
+  // On a dry arena: takes the same scratch and computes nothing.
+  explicit CpuBackend(Arena& arena);
+  ~CpuBackend() override;
+
+  std::string_view name() const override { return dry() ? "cpu (dry)" : "cpu"; }
+
+  // matmul.cpp
+  void Linear(TensorView x, TensorView w, TensorView y, bool add) override;
+  void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) override;
+  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) override;
+  void GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w, TensorView y,
+                     bool add) override;
+  void GroupedLinearBackwardInput(TensorView dy, TensorView offsets, std::span<const TensorView> w,
+                                  TensorView dx, bool add) override;
+
+  // norm.cpp
+  void Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias, float epsilon,
+            TensorView y, TensorView statistics) override;
+  void NormBackward(NormKind kind, TensorView dy, TensorView x, TensorView weight,
+                    TensorView statistics, TensorView dx, TensorView dweight, bool add_dweight,
+                    TensorView dbias, bool add_dbias) override;
+
+  // rope.cpp
+  void Rope(TensorView x, int64_t heads, int64_t sequence_length, int64_t first_position,
+            float theta, bool inverse) override;
+
+  // attention.cpp
+  void Attention(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
+                 TensorView out, TensorView log_sums) override;
+  void AttentionBackward(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
+                         TensorView out, TensorView log_sums, TensorView dout, TensorView dq,
+                         TensorView dk, TensorView dv) override;
+
+  // swiglu.cpp
+  void SwiGlu(TensorView gate, TensorView up, TensorView row_scale, TensorView h) override;
+  void SwiGluBackward(TensorView dh, TensorView gate, TensorView up, TensorView row_scale,
+                      TensorView dgate, TensorView dup, TensorView drow_scale) override;
+
+  // route.cpp
+  RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
+                         const Routing& routing, std::span<int64_t> counts) override;
+  void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
+                     TensorView drow_weights, float loss_scale, TensorView dlogits) override;
+
+  // rows.cpp
+  void GatherRows(TensorView x, TensorView row_tokens, TensorView y) override;
+  void AddGatheredRows(TensorView x, TensorView token_rows, TensorView y) override;
+  void Embedding(TensorView ids, TensorView tokens_table, TensorView positions_table,
+                 int64_t sequence_length, int64_t first_position, TensorView y) override;
+  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) override;
+  void PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
+                         bool add) override;
+
+  // head_loss.cpp
+  double HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale, TensorView dx,
+                  TensorView dw, bool add_dw) override;
+
+  // elementwise.cpp
+  void Zero(TensorView x) override;
+  void Copy(TensorView x, TensorView y) override;
+  void Add(TensorView x, TensorView y) override;
+  double SumOfSquares(TensorView x) override;
+
+ private:
+  std::unique_ptr<Matmul> matmul_;
+};
+
+// Caps the instruction set that every kernel and product uses, for tests and comparisons: "avx2"
+// or "avx512" (without bfloat16 products). Takes effect only before the first operation of the
+// process. Throws Error for other names.
+void CapInstructionSet(std::string_view name);
+
+}  // namespace terrace

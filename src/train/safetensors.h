@@ -1,0 +1,45 @@
+// Reading and writing of .safetensors: an 8-byte little-endian header length, a JSON header that
+// gives each tensor's dtype, shape and byte range, then the bytes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace terrace {
+
+// A file mapped read-only. Every offset, overlap and size is checked on opening: a damaged or
+// hostile file gives an Error that names the file and the tensor, never a wild read.
+// Dtypes: F32, BF16, I32, I64; tensors of others are an Error when looked up, not on opening.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(std::filesystem::path path);
+  ~SafetensorsReader();
+  SafetensorsReader(SafetensorsReader&&) noexcept;
+
+  std::vector<std::string> names() const;
+  bool Has(std::string_view name) const;
+  // A view on the mapping: valid while the reader lives, not to be written. Throws Error naming
+  // file and tensor when there is none.
+  TensorView Find(std::string_view name) const;
+  const std::map<std::string, std::string>& metadata() const;
+  const std::filesystem::path& path() const;
+
+ private:
+  struct File;
+  std::unique_ptr<File> file_;
+};
+
+// Writes tensors to `path` in one sequential stream without a second copy in memory, to a
+// temporary name that is synced and renamed at the end: a kill or a full disk leaves no partial
+// file under `path`. Throws Error naming the path and the cause.
+void WriteSafetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
+                      const std::map<std::string, std::string>& metadata);
+
+}  // namespace terrace
