@@ -18,7 +18,9 @@ class Shape {
   static constexpr int kMaxRank = 4;
 
   constexpr Shape() = default;
-  constexpr Shape(std::initializer_list<int64_t> dims) {
+  constexpr Shape(std::initializer_list<int64_t> dims)
+      : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
+  explicit constexpr Shape(std::span<const int64_t> dims) {
     for (int64_t dim : dims) dims_[rank_++] = dim;
   }
 

@@ -16,7 +16,8 @@ namespace terrace {
 
 // A file mapped read-only. Every offset, overlap and size is checked on opening: a damaged or
 // hostile file gives an Error that names the file and the tensor, never a wild read.
-// Dtypes: F32, BF16, I32, I64; tensors of others are an Error when looked up, not on opening.
+// Dtypes: F32, BF16, I32, I64; tensors of others (or of more than four dimensions, or not aligned
+// to their element) are an Error when looked up, not on opening.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(std::filesystem::path path);
@@ -28,6 +29,11 @@ class SafetensorsReader {
   // A view on the mapping: valid while the reader lives, not to be written. Throws Error naming
   // file and tensor when there is none.
   TensorView Find(std::string_view name) const;
+  // Copies the tensor of this name into `destination`, converting nothing, and compares it with
+  // its checksum. Resident memory does not grow by the file: pages are given back as they are
+  // read. Throws Error naming file and tensor when it is absent, has another dtype or shape, or
+  // was damaged (destination then holds the damaged bytes).
+  void Read(std::string_view name, TensorView destination) const;
   const std::map<std::string, std::string>& metadata() const;
   const std::filesystem::path& path() const;
 
@@ -36,9 +42,14 @@ class SafetensorsReader {
   std::unique_ptr<File> file_;
 };
 
+// Metadata keys of this prefix, followed by a tensor's name, hold its checksum (train/checksum.h)
+// in hexadecimal: other readers ignore them.
+inline constexpr std::string_view kChecksumPrefix = "checksum:";
+
 // Writes tensors to `path` in one sequential stream without a second copy in memory, to a
 // temporary name that is synced and renamed at the end: a kill or a full disk leaves no partial
-// file under `path`. Throws Error naming the path and the cause.
+// file under `path`. Adds every tensor's checksum to `metadata`. Throws Error naming the path and
+// the cause.
 void WriteSafetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
                       const std::map<std::string, std::string>& metadata);
 
