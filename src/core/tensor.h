@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -66,7 +67,7 @@ struct TensorView {
   }
   template <typename T>
   std::span<T> span() const {
-    return {as<T>(), static_cast<size_t>(size())};
+    return {as<std::remove_const_t<T>>(), static_cast<size_t>(size())};
   }
 
   // Rows [first, first + count) of the first dimension.

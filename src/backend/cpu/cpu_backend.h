@@ -19,7 +19,7 @@ class CpuBackend final : public Backend {
 
   std::string_view name() const override { return dry() ? "cpu (dry)" : "cpu"; }
 
-  // matmul.cpp
+  // linear.cpp
   void Linear(TensorView x, TensorView w, TensorView y, bool add) override;
   void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) override;
   void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) override;

@@ -1,0 +1,270 @@
+// Linear layers and their gradients. Letters as in backend/backend.h.
+//
+// Products with weights are split by rows of tokens into tasks, each run by one thread: oneDNN
+// packs the weight anew for each task, which pays from some tens of rows on, and threads never
+// wait for each other inside a product. Gradients of weights are one product of all threads.
+#include <algorithm>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/matmul.h"
+#include "core/parallel.h"
+
+namespace terrace {
+namespace {
+
+// Below this, packing the weight outweighs the product.
+constexpr int64_t kMinTaskRows = 64;
+constexpr int64_t kMaxTaskRows = 1024;
+// Rows of a grouped product's task: small enough to spread one crowded expert over threads.
+constexpr int64_t kMaxGroupedTaskRows = 512;
+// Tokens that are widened to float32 at a time where a product needs it.
+constexpr int64_t kWidenedRows = 256;
+// Longest sum over tokens for which scratch is sampled; see Matmul::ScratchBound.
+constexpr int64_t kSampledTokens = int64_t{1} << 16;
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+Operand OperandOf(TensorView view, bool transposed = false) {
+  return {view.data, view.dtype, view.columns(), transposed};
+}
+
+struct Task {
+  int64_t group, first_row, rows;
+};
+
+// Consecutive tasks of at most `limit` rows that together cover every group's rows.
+std::vector<Task> TasksOf(std::span<const int64_t> offsets, int64_t limit) {
+  std::vector<Task> tasks;
+  for (size_t group = 0; group + 1 < offsets.size(); ++group) {
+    for (int64_t row = offsets[group]; row < offsets[group + 1]; row += limit) {
+      tasks.push_back(
+          {static_cast<int64_t>(group), row, std::min(limit, offsets[group + 1] - row)});
+    }
+  }
+  return tasks;
+}
+
+// y = x * w^T (`w_transposed`) or x * w, on each group's rows, with its own weight.
+struct RowProducts {
+  TensorView x;
+  std::span<const TensorView> w;
+  bool w_transposed;
+  TensorView y;
+  bool add;
+
+  int64_t out_width() const { return y.columns(); }
+  int64_t in_width() const { return x.columns(); }
+
+  Product On(const Task& task, TensorView x_rows, TensorView weight, TensorView y_rows) const {
+    return {.m = task.rows,
+            .n = out_width(),
+            .k = in_width(),
+            .a = OperandOf(x_rows),
+            .b = OperandOf(weight, w_transposed),
+            .c = OperandOf(y_rows),
+            .add = add};
+  }
+};
+
+void CheckRowProducts(const RowProducts& products) {
+  const TensorView& x = products.x;
+  const TensorView& y = products.y;
+  TERRACE_CHECK(x.rows() == y.rows(), "{} {} and {} {}", x.name, x.shape.ToString(), y.name,
+                y.shape.ToString());
+  const int64_t out = products.out_width();
+  const int64_t in = products.in_width();
+  const Shape expected = products.w_transposed ? Shape{out, in} : Shape{in, out};
+  for (const TensorView& w : products.w) {
+    TERRACE_CHECK(w.shape == expected && w.dtype == products.w[0].dtype, "{}: {} {}, not {}",
+                  w.name, NameOf(w.dtype), w.shape.ToString(), expected.ToString());
+  }
+}
+
+// Dtypes that oneDNN does not take as they are go through float32 copies, some rows at a time.
+void RunWidened(Backend& backend, Matmul& matmul, const RowProducts& products,
+                std::span<const Task> tasks) {
+  Arena& arena = backend.arena();
+  const Arena::Frame frame(arena);
+  const auto scratch = [&](TensorView like, Shape shape, const char* name) {
+    return like.dtype == DType::kF32 ? TensorView{}
+                                     : arena.Allocate(Memory::kScratch, DType::kF32, shape, name);
+  };
+  const TensorView wide_w = scratch(products.w[0], products.w[0].shape, "linear.wide_w");
+  const TensorView wide_x =
+      scratch(products.x, {kWidenedRows, products.in_width()}, "linear.wide_x");
+  const TensorView wide_y =
+      scratch(products.y, {kWidenedRows, products.out_width()}, "linear.wide_y");
+  const auto widened = [](TensorView view, TensorView wide) {
+    TensorView f32 = wide.empty() ? view : wide;
+    f32.dtype = DType::kF32;
+    return f32;
+  };
+  Product largest = products.On({0, 0, kWidenedRows}, widened(products.x, wide_x),
+                                widened(products.w[0], wide_w), widened(products.y, wide_y));
+  const int64_t bytes =
+      matmul.ScratchBound(largest, Matmul::Axis::kM, kWidenedRows, /*parallel=*/true);
+  const TensorView pad =
+      arena.Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
+  if (backend.dry()) return;
+
+  int64_t widened_group = -1;
+  for (const Task& task : tasks) {
+    const TensorView weight = products.w[static_cast<size_t>(task.group)];
+    if (!wide_w.empty() && widened_group != task.group) backend.Copy(weight, wide_w);
+    widened_group = task.group;
+
+    const TensorView x_rows = products.x.Rows(task.first_row, task.rows);
+    const TensorView y_rows = products.y.Rows(task.first_row, task.rows);
+    const TensorView x = wide_x.empty() ? x_rows : wide_x.Rows(0, task.rows);
+    const TensorView y = wide_y.empty() ? y_rows : wide_y.Rows(0, task.rows);
+    if (!wide_x.empty()) backend.Copy(x_rows, x);
+    if (!wide_y.empty() && products.add) backend.Copy(y_rows, y);
+    matmul.Run(products.On(task, x, wide_w.empty() ? weight : wide_w, y), /*parallel=*/true,
+               pad.data, pad.bytes());
+    if (!wide_y.empty()) backend.Copy(y, y_rows);
+  }
+}
+
+void RunTasks(Backend& backend, Matmul& matmul, const RowProducts& products,
+              std::span<const Task> tasks, int64_t task_rows) {
+  Arena& arena = backend.arena();
+  const Arena::Frame frame(arena);
+  const Product largest = products.On({0, 0, task_rows}, products.x, products.w[0], products.y);
+  const int64_t bound =
+      RoundUp(matmul.ScratchBound(largest, Matmul::Axis::kM, task_rows, /*parallel=*/false),
+              Arena::kAlignment);
+  const TensorView pads = arena.Allocate(Memory::kScratch, DType::kF32, {MaxThreads(), bound / 4},
+                                         "linear.scratchpads");
+  if (backend.dry()) return;
+  ParallelFor(static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t) {
+    const Task& task = tasks[static_cast<size_t>(begin)];
+    matmul.Run(products.On(task, products.x.Rows(task.first_row, task.rows),
+                           products.w[static_cast<size_t>(task.group)],
+                           products.y.Rows(task.first_row, task.rows)),
+               /*parallel=*/false, pads.data + omp_get_thread_num() * bound, bound);
+  });
+}
+
+bool IsNative(const Matmul& matmul, DType a, DType b) {
+  return a == b && (a == DType::kF32 || matmul.HasBF16());
+}
+
+void RunDense(Backend& backend, Matmul& matmul, TensorView x, TensorView w, bool w_transposed,
+              TensorView y, bool add) {
+  const RowProducts products{x, {&w, 1}, w_transposed, y, add};
+  CheckRowProducts(products);
+  const int64_t rows = x.rows();
+  const int64_t offsets[] = {0, rows};
+  if (!IsNative(matmul, x.dtype, w.dtype)) {
+    RunWidened(backend, matmul, products, TasksOf(offsets, kWidenedRows));
+    return;
+  }
+  const int64_t threads = MaxThreads();
+  if (rows >= threads * kMinTaskRows) {
+    const int64_t task_rows =
+        std::min(kMaxTaskRows, RoundUp((rows + threads - 1) / threads, kMinTaskRows));
+    RunTasks(backend, matmul, products, TasksOf(offsets, task_rows), task_rows);
+    return;
+  }
+  const Arena::Frame frame(backend.arena());
+  const Product product = products.On({0, 0, rows}, x, w, y);
+  const int64_t bytes = matmul.ScratchBytes(product, /*parallel=*/true);
+  const TensorView pad = backend.arena().Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4},
+                                                  "linear.scratchpad");
+  if (!backend.dry()) matmul.Run(product, /*parallel=*/true, pad.data, pad.bytes());
+}
+
+void RunGrouped(Backend& backend, Matmul& matmul, TensorView x, TensorView offsets,
+                std::span<const TensorView> w, bool w_transposed, TensorView y, bool add) {
+  TERRACE_CHECK(offsets.size() == static_cast<int64_t>(w.size()) + 1, "{} offsets of {} groups",
+                offsets.size(), w.size());
+  const RowProducts products{x, w, w_transposed, y, add};
+  CheckRowProducts(products);
+  const std::span<const int64_t> bounds =
+      backend.dry() ? std::span<const int64_t>{} : offsets.span<const int64_t>();
+  if (!IsNative(matmul, x.dtype, w[0].dtype)) {
+    RunWidened(backend, matmul, products, TasksOf(bounds, kWidenedRows));
+    return;
+  }
+  const int64_t task_rows = std::clamp(RoundUp(x.rows() / (2 * MaxThreads()), kMinTaskRows),
+                                       kMinTaskRows, kMaxGroupedTaskRows);
+  RunTasks(backend, matmul, products, TasksOf(bounds, task_rows), task_rows);
+}
+
+}  // namespace
+
+void CpuBackend::Linear(TensorView x, TensorView w, TensorView y, bool add) {
+  RunDense(*this, *matmul_, x, w, /*w_transposed=*/true, y, add);
+}
+
+void CpuBackend::LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) {
+  RunDense(*this, *matmul_, dy, w, /*w_transposed=*/false, dx, add);
+}
+
+void CpuBackend::GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w,
+                               TensorView y, bool add) {
+  RunGrouped(*this, *matmul_, x, offsets, w, /*w_transposed=*/true, y, add);
+}
+
+void CpuBackend::GroupedLinearBackwardInput(TensorView dy, TensorView offsets,
+                                            std::span<const TensorView> w, TensorView dx,
+                                            bool add) {
+  RunGrouped(*this, *matmul_, dy, offsets, w, /*w_transposed=*/false, dx, add);
+}
+
+void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) {
+  const int64_t tokens = dy.rows();
+  const int64_t out = dy.columns();
+  const int64_t in = x.columns();
+  TERRACE_CHECK(x.rows() == tokens && dw.shape == (Shape{out, in}), "{} {}, {} {}, {} {}", dy.name,
+                dy.shape.ToString(), x.name, x.shape.ToString(), dw.name, dw.shape.ToString());
+  const Arena::Frame frame(arena());
+  Product product{.m = out,
+                  .n = in,
+                  .k = tokens,
+                  .a = OperandOf(dy, /*transposed=*/true),
+                  .b = OperandOf(x),
+                  .c = OperandOf(dw),
+                  .add = add};
+
+  // Scratch depends on the widths only: how many tokens reach an expert is data.
+  const auto allocate_pad = [&](int64_t most_tokens) {
+    const int64_t bytes =
+        matmul_->ScratchBound(product, Matmul::Axis::kK, most_tokens, /*parallel=*/true);
+    return arena().Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
+  };
+  if (IsNative(*matmul_, dy.dtype, x.dtype)) {
+    const TensorView pad = allocate_pad(kSampledTokens);
+    if (!dry()) matmul_->Run(product, /*parallel=*/true, pad.data, pad.bytes());
+    return;
+  }
+
+  const TensorView wide_dy =
+      arena().Allocate(Memory::kScratch, DType::kF32, {kWidenedRows, out}, "linear.wide_dy");
+  const TensorView wide_x =
+      arena().Allocate(Memory::kScratch, DType::kF32, {kWidenedRows, in}, "linear.wide_x");
+  TensorView wide_dw = dw;
+  if (dw.dtype != DType::kF32) {
+    wide_dw = arena().Allocate(Memory::kScratch, DType::kF32, dw.shape, "linear.wide_dw");
+  }
+  product.a = OperandOf(wide_dy, /*transposed=*/true);
+  product.b = OperandOf(wide_x);
+  product.c = OperandOf(wide_dw);
+  const TensorView pad = allocate_pad(kWidenedRows);
+  if (dry()) return;
+  if (add && wide_dw.data != dw.data) Copy(dw, wide_dw);
+  if (!add) Zero(wide_dw);
+  product.add = true;
+  for (int64_t first = 0; first < tokens; first += kWidenedRows) {
+    product.k = std::min(kWidenedRows, tokens - first);
+    Copy(dy.Rows(first, product.k), wide_dy.Rows(0, product.k));
+    Copy(x.Rows(first, product.k), wide_x.Rows(0, product.k));
+    matmul_->Run(product, /*parallel=*/true, pad.data, pad.bytes());
+  }
+  if (wide_dw.data != dw.data) Copy(wide_dw, dw);
+}
+
+}  // namespace terrace
