@@ -2,7 +2,7 @@
 //
 // Products with weights are split by rows of tokens into tasks, each run by one thread: oneDNN
 // packs the weight anew for each task, which pays from some tens of rows on, and threads never
-// wait for each other inside a product. Gradients of weights are one product of all threads.
+// wait for each other inside a product. Gradients of weights are split by rows of the weight.
 #include <algorithm>
 #include <vector>
 
@@ -59,13 +59,15 @@ struct RowProducts {
   int64_t in_width() const { return x.columns(); }
 
   Product On(const Task& task, TensorView x_rows, TensorView weight, TensorView y_rows) const {
-    return {.m = task.rows,
-            .n = out_width(),
-            .k = in_width(),
-            .a = OperandOf(x_rows),
-            .b = OperandOf(weight, w_transposed),
-            .c = OperandOf(y_rows),
-            .add = add};
+    return {
+        .m = task.rows,
+        .n = out_width(),
+        .k = in_width(),
+        .a = OperandOf(x_rows),
+        .b = OperandOf(weight, w_transposed),
+        .c = OperandOf(y_rows),
+        .add = add,
+        .kernel = w_transposed || weight.dtype == DType::kBF16 ? Kernel::kBlocked : Kernel::kAnyM};
   }
 };
 
@@ -148,6 +150,43 @@ void RunTasks(Backend& backend, Matmul& matmul, const RowProducts& products,
   });
 }
 
+// dw (+)= dy^T * x, some tokens at a time.
+void RunWidenedWeight(Backend& backend, Matmul& matmul, TensorView dy, TensorView x, TensorView dw,
+                      bool add) {
+  Arena& arena = backend.arena();
+  const auto scratch = [&](Shape shape, const char* name) {
+    return arena.Allocate(Memory::kScratch, DType::kF32, shape, name);
+  };
+  const TensorView wide_dy = scratch({kWidenedRows, dy.columns()}, "linear.wide_dy");
+  const TensorView wide_x = scratch({kWidenedRows, x.columns()}, "linear.wide_x");
+  const bool in_place = dw.dtype == DType::kF32;
+  const TensorView wide_dw = in_place ? dw : scratch(dw.shape, "linear.wide_dw");
+  Product product{.m = dy.columns(),
+                  .n = x.columns(),
+                  .k = kWidenedRows,
+                  .a = OperandOf(wide_dy, /*transposed=*/true),
+                  .b = OperandOf(wide_x),
+                  .c = OperandOf(wide_dw),
+                  .add = true,
+                  .kernel = Kernel::kAnyK};
+  const int64_t bytes = matmul.ScratchBytes(product, /*parallel=*/true);
+  const TensorView pad = scratch({(bytes + 3) / 4}, "linear.scratchpad");
+  if (backend.dry()) return;
+
+  if (!add) {
+    backend.Zero(wide_dw);
+  } else if (!in_place) {
+    backend.Copy(dw, wide_dw);
+  }
+  for (int64_t first = 0; first < dy.rows(); first += kWidenedRows) {
+    product.k = std::min(kWidenedRows, dy.rows() - first);
+    backend.Copy(dy.Rows(first, product.k), wide_dy.Rows(0, product.k));
+    backend.Copy(x.Rows(first, product.k), wide_x.Rows(0, product.k));
+    matmul.Run(product, /*parallel=*/true, pad.data, pad.bytes());
+  }
+  if (!in_place) backend.Copy(wide_dw, dw);
+}
+
 bool IsNative(const Matmul& matmul, DType a, DType b) {
   return a == b && (a == DType::kF32 || matmul.HasBF16());
 }
@@ -222,49 +261,51 @@ void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw
   TERRACE_CHECK(x.rows() == tokens && dw.shape == (Shape{out, in}), "{} {}, {} {}, {} {}", dy.name,
                 dy.shape.ToString(), x.name, x.shape.ToString(), dw.name, dw.shape.ToString());
   const Arena::Frame frame(arena());
-  Product product{.m = out,
-                  .n = in,
-                  .k = tokens,
-                  .a = OperandOf(dy, /*transposed=*/true),
-                  .b = OperandOf(x),
-                  .c = OperandOf(dw),
-                  .add = add};
-
-  // Scratch depends on the widths only: how many tokens reach an expert is data.
-  const auto allocate_pad = [&](int64_t most_tokens) {
-    const int64_t bytes =
-        matmul_->ScratchBound(product, Matmul::Axis::kK, most_tokens, /*parallel=*/true);
-    return arena().Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
-  };
-  if (IsNative(*matmul_, dy.dtype, x.dtype)) {
-    const TensorView pad = allocate_pad(kSampledTokens);
-    if (!dry()) matmul_->Run(product, /*parallel=*/true, pad.data, pad.bytes());
+  if (!IsNative(*matmul_, dy.dtype, x.dtype)) {
+    RunWidenedWeight(*this, *matmul_, dy, x, dw, add);
     return;
   }
 
-  const TensorView wide_dy =
-      arena().Allocate(Memory::kScratch, DType::kF32, {kWidenedRows, out}, "linear.wide_dy");
-  const TensorView wide_x =
-      arena().Allocate(Memory::kScratch, DType::kF32, {kWidenedRows, in}, "linear.wide_x");
-  TensorView wide_dw = dw;
-  if (dw.dtype != DType::kF32) {
-    wide_dw = arena().Allocate(Memory::kScratch, DType::kF32, dw.shape, "linear.wide_dw");
-  }
-  product.a = OperandOf(wide_dy, /*transposed=*/true);
-  product.b = OperandOf(wide_x);
-  product.c = OperandOf(wide_dw);
-  const TensorView pad = allocate_pad(kWidenedRows);
+  // A task is some rows of dw, that is, some columns of dy.
+  const int64_t threads = MaxThreads();
+  const bool parallel = out < threads * kMinTaskRows;
+  const int64_t task_rows = parallel ? out : RoundUp((out + threads - 1) / threads, kMinTaskRows);
+  const auto product = [&](int64_t first, int64_t rows) {
+    Operand columns = OperandOf(dy, /*transposed=*/true);
+    Operand result = OperandOf(dw);
+    if (dy.data != nullptr) {
+      columns.data += first * BytesOf(dy.dtype);
+      result.data += first * in * BytesOf(dw.dtype);
+    }
+    return Product{.m = rows,
+                   .n = in,
+                   .k = tokens,
+                   .a = columns,
+                   .b = OperandOf(x),
+                   .c = result,
+                   .add = add,
+                   .kernel = dw.dtype == DType::kF32 ? Kernel::kAnyK : Kernel::kBlocked};
+  };
+  // Scratch depends on the widths only: how many tokens reach an expert is data.
+  const int64_t tasks = (out + task_rows - 1) / task_rows;
+  const int64_t last_rows = out - (tasks - 1) * task_rows;
+  const int64_t bound = RoundUp(
+      std::max(
+          matmul_->ScratchBound(product(0, task_rows), Matmul::Axis::kK, kSampledTokens, parallel),
+          matmul_->ScratchBound(product(0, last_rows), Matmul::Axis::kK, kSampledTokens, parallel)),
+      Arena::kAlignment);
+  const TensorView pads =
+      arena().Allocate(Memory::kScratch, DType::kF32, {tasks, bound / 4}, "linear.scratchpads");
   if (dry()) return;
-  if (add && wide_dw.data != dw.data) Copy(dw, wide_dw);
-  if (!add) Zero(wide_dw);
-  product.add = true;
-  for (int64_t first = 0; first < tokens; first += kWidenedRows) {
-    product.k = std::min(kWidenedRows, tokens - first);
-    Copy(dy.Rows(first, product.k), wide_dy.Rows(0, product.k));
-    Copy(x.Rows(first, product.k), wide_x.Rows(0, product.k));
-    matmul_->Run(product, /*parallel=*/true, pad.data, pad.bytes());
+  if (parallel) {
+    matmul_->Run(product(0, out), parallel, pads.data, bound);
+    return;
   }
-  if (wide_dw.data != dw.data) Copy(wide_dw, dw);
+  ParallelFor(tasks, 1, [&](int64_t task, int64_t) {
+    const int64_t first = task * task_rows;
+    matmul_->Run(product(first, std::min(task_rows, out - first)), parallel,
+                 pads.data + task * bound, bound);
+  });
 }
 
 }  // namespace terrace

@@ -23,31 +23,32 @@ struct Key {
   int64_t a_stride, b_stride, c_stride;
   bool a_transposed, b_transposed, add, parallel, own_scratch;
   DType inputs, output;
+  Kernel kernel;
 
   bool operator==(const Key&) const = default;
 };
 
 struct KeyHash {
   size_t operator()(const Key& key) const {
-    const uint64_t flags = key.a_transposed | key.b_transposed << 1 | key.add << 2 |
-                           key.parallel << 3 | key.own_scratch << 4 |
-                           static_cast<uint64_t>(key.inputs) << 8 |
-                           static_cast<uint64_t>(key.output) << 16;
+    const uint64_t flags =
+        key.a_transposed | key.b_transposed << 1 | key.add << 2 | key.parallel << 3 |
+        key.own_scratch << 4 | static_cast<uint64_t>(key.inputs) << 8 |
+        static_cast<uint64_t>(key.output) << 16 | static_cast<uint64_t>(key.kernel) << 24;
     return MixKeys(key.m, key.n, key.k, key.a_stride, key.b_stride, key.c_stride, flags);
   }
 };
 
 struct Primitive {
-  dnnl::memory::desc a, b, c, scratchpad;
+  dnnl::memory::desc scratchpad;
   dnnl::matmul matmul;
 };
 
 Key KeyOf(const Product& product, bool parallel, bool own_scratch) {
   TERRACE_CHECK(product.a.dtype == product.b.dtype, "inputs are {} and {}", NameOf(product.a.dtype),
                 NameOf(product.b.dtype));
-  return {.m = product.m,
+  return {.m = product.kernel == Kernel::kAnyM ? DNNL_RUNTIME_DIM_VAL : product.m,
           .n = product.n,
-          .k = product.k,
+          .k = product.kernel == Kernel::kAnyK ? DNNL_RUNTIME_DIM_VAL : product.k,
           .a_stride = product.a.stride,
           .b_stride = product.b.stride,
           .c_stride = product.c.stride,
@@ -57,7 +58,8 @@ Key KeyOf(const Product& product, bool parallel, bool own_scratch) {
           .parallel = parallel,
           .own_scratch = own_scratch,
           .inputs = product.a.dtype,
-          .output = product.c.dtype};
+          .output = product.c.dtype,
+          .kernel = product.kernel};
 }
 
 dnnl::memory::data_type TypeOf(DType dtype) {
@@ -65,11 +67,21 @@ dnnl::memory::data_type TypeOf(DType dtype) {
   return dtype == DType::kF32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
 }
 
+struct Descriptors {
+  dnnl::memory::desc a, b, c;
+};
+
 dnnl::memory::desc DescriptorOf(int64_t rows, int64_t columns, int64_t stride, bool transposed,
                                 DType dtype) {
   const dnnl::memory::dims strides =
       transposed ? dnnl::memory::dims{1, stride} : dnnl::memory::dims{stride, 1};
   return {{rows, columns}, TypeOf(dtype), strides};
+}
+
+Descriptors DescriptorsOf(const Key& key) {
+  return {DescriptorOf(key.m, key.k, key.a_stride, key.a_transposed, key.inputs),
+          DescriptorOf(key.k, key.n, key.b_stride, key.b_transposed, key.inputs),
+          DescriptorOf(key.m, key.n, key.c_stride, false, key.output)};
 }
 
 // oneDNN plans a product for the number of threads that OpenMP would use now.
@@ -125,8 +137,7 @@ struct Matmul::Cache {
     const PlannedThreads threads(key.parallel);
     const dnnl::matmul::primitive_desc description = Describe(key);
     auto primitive = std::make_shared<const Primitive>(
-        Primitive{description.src_desc(), description.weights_desc(), description.dst_desc(),
-                  description.scratchpad_desc(), dnnl::matmul(description)});
+        Primitive{description.scratchpad_desc(), dnnl::matmul(description)});
     newest_first.emplace_front(key, primitive);
     index.emplace(key, newest_first.begin());
     return primitive;
@@ -148,6 +159,7 @@ int64_t Matmul::ScratchBytes(const Product& product, bool parallel) {
 }
 
 int64_t Matmul::ScratchBound(Product product, Axis axis, int64_t limit, bool parallel) {
+  if (product.kernel != Kernel::kBlocked) return ScratchBytes(product, parallel);
   int64_t& size = axis == Axis::kM ? product.m : product.k;
   size = limit;
   const Key family = KeyOf(product, parallel, false);
@@ -179,15 +191,22 @@ void Matmul::Run(const Product& product, bool parallel, std::byte* scratch, int6
     }
     return;
   }
-  std::shared_ptr<const Primitive> primitive = cache_->Get(KeyOf(product, parallel, false));
+  Key key = KeyOf(product, parallel, false);
+  std::shared_ptr<const Primitive> primitive = cache_->Get(key);
   const bool fits = static_cast<int64_t>(primitive->scratchpad.get_size()) <= scratch_bytes;
-  if (!fits) primitive = cache_->Get(KeyOf(product, parallel, true));
+  if (!fits) {
+    key.own_scratch = true;
+    primitive = cache_->Get(key);
+  }
+  key.m = product.m;
+  key.k = product.k;
+  const Descriptors tensors = DescriptorsOf(key);
 
   dnnl::stream stream(cache_->engine);
   std::unordered_map<int, dnnl::memory> arguments = {
-      {DNNL_ARG_SRC, dnnl::memory(primitive->a, cache_->engine, product.a.data)},
-      {DNNL_ARG_WEIGHTS, dnnl::memory(primitive->b, cache_->engine, product.b.data)},
-      {DNNL_ARG_DST, dnnl::memory(primitive->c, cache_->engine, product.c.data)}};
+      {DNNL_ARG_SRC, dnnl::memory(tensors.a, cache_->engine, product.a.data)},
+      {DNNL_ARG_WEIGHTS, dnnl::memory(tensors.b, cache_->engine, product.b.data)},
+      {DNNL_ARG_DST, dnnl::memory(tensors.c, cache_->engine, product.c.data)}};
   if (fits) {
     arguments.emplace(DNNL_ARG_SCRATCHPAD,
                       dnnl::memory(primitive->scratchpad, cache_->engine, scratch));

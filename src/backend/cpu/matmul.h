@@ -18,11 +18,17 @@ struct Operand {
   bool transposed = false;
 };
 
+// oneDNN's kernels. kBlocked is made for one size, at the cost of a tenth of a millisecond;
+// kAnyM and kAnyK are made once for all products that differ in that size only. Which is faster
+// was measured: kBlocked for x * w^T and for bfloat16 results, the others for sums into float32.
+enum class Kernel : uint8_t { kBlocked, kAnyM, kAnyK };
+
 // c[m, n] (+)= a[m, k] * b[k, n], where a and b have one dtype.
 struct Product {
   int64_t m, n, k;
   Operand a, b, c;
   bool add = false;
+  Kernel kernel = Kernel::kBlocked;
 };
 
 class Matmul {
