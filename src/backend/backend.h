@@ -134,7 +134,8 @@ class Backend {
                                  TensorView dq, TensorView dk, TensorView dv) = 0;
 
   // --- Feed-forward -------------------------------------------------------------------------
-  // h[N, F] = silu(gate[N, F]) * up[N, F] * row_scale[N]; any dtype; row_scale f32, empty for 1.
+  // h[N, F] = silu(gate[N, F]) * up[N, F] * row_scale[N]; row_scale f32, empty for 1. gate and up
+  // any dtype, the same (in backward their gradients too); h any.
   virtual void SwiGlu(TensorView gate, TensorView up, TensorView row_scale, TensorView h) = 0;
   // Replaces dgate, dup, and drow_scale (f32 [N], empty without row_scale). dgate may share
   // memory with gate and dup with up (then gate and up are gone); dh is only read.

@@ -1,0 +1,347 @@
+// Routing of tokens to experts: softmax scores, top-k, balance, and the permutation by expert.
+#include <cmath>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/kernel.h"
+#include "core/parallel.h"
+#include "core/rng.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/route.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
+#include <hwy/contrib/math/math-inl.h>
+
+#include "backend/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace terrace {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Formulas see logits limited to this size, and NaN as its negative: whatever a router yields,
+// probabilities are finite and sum to one.
+constexpr float kLogitLimit = 1e30f;
+
+// Softmax of one row; also its logsumexp and its entropy in nats.
+HWY_INLINE void SoftmaxRow(const float* logits, int64_t experts, float* probabilities,
+                           float* log_sum, float* entropy) {
+  float top = -kLogitLimit;
+  for (int64_t e = 0; e < experts; ++e) top = logits[e] > top ? logits[e] : top;
+  top = top < kLogitLimit ? top : kLogitLimit;
+  LaneSum sum, weighted;
+  ForLanes(experts, [&](auto d, int64_t e) HWY_ATTR {
+    const auto lowest = hn::Set(d, -kLogitLimit);
+    const auto logit = hn::LoadU(d, logits + e);
+    const auto limited =
+        hn::Clamp(hn::IfThenElse(hn::IsNaN(logit), lowest, logit), lowest, hn::Set(d, kLogitLimit));
+    const auto shifted = hn::Sub(limited, hn::Set(d, top));
+    const auto power = hn::Exp(d, shifted);
+    sum.Add(d, power);
+    weighted.Add(d, hn::Mul(power, shifted));
+    hn::StoreU(power, d, probabilities + e);
+  });
+  const float total = sum.Total();
+  const float log_total = std::log(total);
+  *log_sum = top + log_total;
+  *entropy = log_total - weighted.Total() / total;
+  const float inverse = 1.0f / total;
+  ForLanes(experts, [=](auto d, int64_t e) HWY_ATTR {
+    hn::StoreU(hn::Mul(hn::LoadU(d, probabilities + e), hn::Set(d, inverse)), d, probabilities + e);
+  });
+}
+
+// Fills probabilities and log_sums of tokens [begin, end), and their entropies[end - begin].
+void SoftmaxRows(const TensorView& logits, const Routing& routing, float* entropies, int64_t begin,
+                 int64_t end) {
+  const int64_t experts = logits.columns();
+  for (int64_t n = begin; n < end; ++n) {
+    SoftmaxRow(logits.as<float>() + n * experts, experts,
+               routing.probabilities.as<float>() + n * experts, routing.log_sums.as<float>() + n,
+               entropies + n - begin);
+  }
+}
+
+// With dp the gradient of the probabilities: dlogits = p * (dp - sum(p * dp)) + dz * p.
+// dp has a part for every expert, dbalance f32 [E], and a part for the chosen ones. Through
+// weight = p / sum(chosen p) the latter is (dweight - sum(dweight * weight)) / sum(chosen p).
+void RouteBackwardRows(const RouterConfig& config, const Routing& routing,
+                       const TensorView& targets, const TensorView& drow_weights,
+                       const TensorView& dbalance, float dz_scale, const TensorView& dlogits,
+                       int64_t begin, int64_t end) {
+  const int64_t experts = dlogits.columns();
+  const int64_t choices = config.top_k;
+  const float* db = dbalance.as<float>();
+  for (int64_t n = begin; n < end; ++n) {
+    const float* p = routing.probabilities.as<float>() + n * experts;
+    const int32_t* chosen = routing.experts.as<int32_t>() + n * choices;
+    const int64_t* rows = routing.token_rows.as<int64_t>() + n * choices;
+    const float* weights = routing.weights.as<float>() + n * choices;
+    const float* dweights = drow_weights.as<float>();
+    float* to = dlogits.as<float>() + n * experts;
+
+    float mean_dweight = 0;
+    float scale = 1;
+    if (config.normalize_weights) {
+      float chosen_sum = 0;
+      for (int64_t k = 0; k < choices; ++k) {
+        chosen_sum += p[chosen[k]];
+        mean_dweight += dweights[rows[k]] * weights[k];
+      }
+      scale = 1.0f / chosen_sum;
+    }
+    float mean = 0;
+    for (int64_t k = 0; k < choices; ++k) {
+      mean += p[chosen[k]] * (dweights[rows[k]] - mean_dweight) * scale;
+    }
+    const bool counted = targets.as<int32_t>()[n] != kIgnoredTarget;
+    if (counted) {
+      LaneSum sum;
+      ForLanes(experts, [&](auto d, int64_t e) HWY_ATTR {
+        sum.Add(d, hn::Mul(hn::LoadU(d, p + e), hn::LoadU(d, db + e)));
+      });
+      mean += sum.Total();
+      const float common = dz_scale * routing.log_sums.as<float>()[n] - mean;
+      ForLanes(experts, [=](auto d, int64_t e) HWY_ATTR {
+        const auto dp = hn::Add(hn::LoadU(d, db + e), hn::Set(d, common));
+        hn::StoreU(hn::Mul(hn::LoadU(d, p + e), dp), d, to + e);
+      });
+    } else {
+      ForLanes(experts, [=](auto d, int64_t e) HWY_ATTR {
+        hn::StoreU(hn::Mul(hn::LoadU(d, p + e), hn::Set(d, -mean)), d, to + e);
+      });
+    }
+    for (int64_t k = 0; k < choices; ++k) {
+      to[chosen[k]] += p[chosen[k]] * (dweights[rows[k]] - mean_dweight) * scale;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace terrace
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace terrace {
+
+HWY_EXPORT(SoftmaxRows);
+HWY_EXPORT(RouteBackwardRows);
+
+namespace {
+
+// Tokens per block: counts and sums are made per block, then over blocks in order.
+constexpr int64_t kBlockTokens = 128;
+
+int64_t CountedTokens(const TensorView& targets) {
+  const std::span<const int32_t> target = targets.span<int32_t>();
+  return std::ssize(target) - std::count(target.begin(), target.end(), kIgnoredTarget);
+}
+
+bool Above(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
+
+// The `choices` highest logits, best first. An expert goes before those it is strictly above, so
+// that ties stay in the order of experts and all are distinct whatever the logits.
+void SelectExperts(const float* logits, int64_t experts, int64_t choices, int32_t* chosen) {
+  int64_t held = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    if (held == choices && !Above(logits[e], logits[chosen[held - 1]])) continue;
+    int64_t place = held < choices ? held++ : held - 1;
+    for (; place > 0 && Above(logits[e], logits[chosen[place - 1]]); --place) {
+      chosen[place] = chosen[place - 1];
+    }
+    chosen[place] = static_cast<int32_t>(e);
+  }
+}
+
+// What a block of tokens adds up; [blocks] or [blocks, E], in scratch.
+struct BlockSums {
+  int64_t* assigned;      // rows per expert; then the expert's next row for this block
+  int64_t* counted;       // the same, counted tokens only
+  double* probabilities;  // of counted tokens
+  double* entropy;
+  double* squares;  // of log_sums
+};
+
+void RouteBlock(const RouterConfig& config, const TensorView& logits, const TensorView& targets,
+                const Routing& routing, const BlockSums& sums, int64_t begin, int64_t end) {
+  const int64_t experts = logits.columns();
+  const int64_t choices = config.top_k;
+  const int64_t block = begin / kBlockTokens;
+  int64_t* assigned = sums.assigned + block * experts;
+  int64_t* counted = sums.counted + block * experts;
+  double* probability_sums = sums.probabilities + block * experts;
+  std::fill_n(assigned, experts, 0);
+  std::fill_n(counted, experts, 0);
+  std::fill_n(probability_sums, experts, 0.0);
+  sums.entropy[block] = 0;
+  sums.squares[block] = 0;
+
+  if (config.noise_scale != 0) {
+    for (int64_t i = begin * experts; i < end * experts; ++i) {
+      logits.as<float>()[i] += config.noise_scale * RandomNormal(config.noise_key, i);
+    }
+  }
+  float entropies[kBlockTokens];
+  HWY_DYNAMIC_DISPATCH(SoftmaxRows)(logits, routing, entropies, begin, end);
+
+  for (int64_t n = begin; n < end; ++n) {
+    const float* p = routing.probabilities.as<float>() + n * experts;
+    int32_t* chosen = routing.experts.as<int32_t>() + n * choices;
+    float* weights = routing.weights.as<float>() + n * choices;
+    SelectExperts(logits.as<float>() + n * experts, experts, choices, chosen);
+    float chosen_sum = 0;  // at least 1 / E: the highest probability is among them
+    for (int64_t k = 0; k < choices; ++k) chosen_sum += p[chosen[k]];
+    for (int64_t k = 0; k < choices; ++k) {
+      weights[k] = config.normalize_weights ? p[chosen[k]] / chosen_sum : p[chosen[k]];
+      ++assigned[chosen[k]];
+    }
+    if (targets.as<int32_t>()[n] == kIgnoredTarget) continue;
+    for (int64_t k = 0; k < choices; ++k) ++counted[chosen[k]];
+    for (int64_t e = 0; e < experts; ++e) probability_sums[e] += p[e];
+    const double log_sum = routing.log_sums.as<float>()[n];
+    sums.entropy[block] += entropies[n - begin];
+    sums.squares[block] += log_sum * log_sum;
+  }
+}
+
+// Turns rows per (block, expert) into the first row of each, expert by expert.
+void PlaceBlocks(int64_t blocks, int64_t experts, int64_t* rows, int64_t* offsets) {
+  int64_t next = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    offsets[e] = next;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t count = rows[block * experts + e];
+      rows[block * experts + e] = next;
+      next += count;
+    }
+  }
+  offsets[experts] = next;
+}
+
+void PermuteBlock(const Routing& routing, int64_t* next_rows, int64_t begin, int64_t end) {
+  const int64_t choices = routing.experts.columns();
+  for (int64_t i = begin * choices; i < end * choices; ++i) {
+    const int64_t row = next_rows[routing.experts.as<int32_t>()[i]]++;
+    routing.token_rows.as<int64_t>()[i] = row;
+    routing.row_tokens.as<int64_t>()[row] = i / choices;
+    routing.row_weights.as<float>()[row] = routing.weights.as<float>()[i];
+  }
+}
+
+void CheckRouting(const RouterConfig& config, const Routing& routing, const TensorView& targets,
+                  int64_t tokens, int64_t experts) {
+  const int64_t choices = config.top_k;
+  TERRACE_CHECK(choices >= 1 && choices <= experts, "{}: top {} of {} experts",
+                routing.probabilities.name, choices, experts);
+  const struct {
+    const TensorView& view;
+    DType dtype;
+    Shape shape;
+  } views[] = {
+      {targets, DType::kI32, {tokens}},
+      {routing.probabilities, DType::kF32, {tokens, experts}},
+      {routing.log_sums, DType::kF32, {tokens}},
+      {routing.experts, DType::kI32, {tokens, choices}},
+      {routing.weights, DType::kF32, {tokens, choices}},
+      {routing.token_rows, DType::kI64, {tokens, choices}},
+      {routing.row_tokens, DType::kI64, {tokens * choices}},
+      {routing.row_weights, DType::kF32, {tokens * choices}},
+      {routing.offsets, DType::kI64, {experts + 1}},
+      {routing.fractions, DType::kF32, {experts}},
+  };
+  for (const auto& [view, dtype, shape] : views) {
+    CheckDType(view, dtype);
+    CheckShape(view, shape);
+  }
+}
+
+}  // namespace
+
+RouterStatistics CpuBackend::Route(const RouterConfig& config, TensorView logits,
+                                   TensorView targets, const Routing& routing,
+                                   std::span<int64_t> counts) {
+  CheckMatrix(logits);
+  CheckDType(logits, DType::kF32);
+  const int64_t tokens = logits.rows();
+  const int64_t experts = logits.columns();
+  CheckRouting(config, routing, targets, tokens, experts);
+  TERRACE_CHECK(std::ssize(counts) == experts, "{}: {} counts of {} experts", logits.name,
+                counts.size(), experts);
+  const int64_t blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
+  const Arena::Frame frame(arena());
+  const TensorView rows =
+      arena().Allocate(Memory::kScratch, DType::kI64, {2, blocks, experts}, "Route.block_rows");
+  double* const doubles = AllocateDoubles(arena(), blocks * (experts + 2), "Route.block_sums");
+  std::fill(counts.begin(), counts.end(), 0);
+  if (dry()) return {};
+
+  BlockSums sums;
+  sums.assigned = rows.as<int64_t>();
+  sums.counted = sums.assigned + blocks * experts;
+  sums.probabilities = doubles;
+  sums.entropy = sums.probabilities + blocks * experts;
+  sums.squares = sums.entropy + blocks;
+  ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
+    RouteBlock(config, logits, targets, routing, sums, begin, end);
+  });
+  PlaceBlocks(blocks, experts, sums.assigned, routing.offsets.as<int64_t>());
+  ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
+    PermuteBlock(routing, sums.assigned + begin / kBlockTokens * experts, begin, end);
+  });
+
+  RouterStatistics statistics;
+  statistics.tokens = CountedTokens(targets);
+  const double counted_tokens = static_cast<double>(std::max<int64_t>(statistics.tokens, 1));
+  double balance = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    double probability_sum = 0;
+    for (int64_t block = 0; block < blocks; ++block) {
+      counts[e] += sums.counted[block * experts + e];
+      probability_sum += sums.probabilities[block * experts + e];
+    }
+    const double fraction =
+        static_cast<double>(counts[e]) / (counted_tokens * static_cast<double>(config.top_k));
+    routing.fractions.as<float>()[e] = static_cast<float>(fraction);
+    balance += probability_sum / counted_tokens * fraction;
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    statistics.entropy += sums.entropy[block] / counted_tokens;
+    statistics.z_loss += config.z_coefficient * sums.squares[block] / counted_tokens;
+  }
+  statistics.aux_loss = config.aux_coefficient * static_cast<double>(experts) * balance;
+  return statistics;
+}
+
+void CpuBackend::RouteBackward(const RouterConfig& config, const Routing& routing,
+                               TensorView targets, TensorView drow_weights, float loss_scale,
+                               TensorView dlogits) {
+  CheckMatrix(dlogits);
+  CheckDType(dlogits, DType::kF32);
+  const int64_t tokens = dlogits.rows();
+  const int64_t experts = dlogits.columns();
+  CheckRouting(config, routing, targets, tokens, experts);
+  CheckShape(drow_weights, routing.row_weights.shape);
+  CheckDType(drow_weights, DType::kF32);
+  const Arena::Frame frame(arena());
+  const TensorView dbalance =
+      arena().Allocate(Memory::kScratch, DType::kF32, {experts}, "RouteBackward.dbalance");
+  if (dry()) return;
+
+  // Of one counted token: gradients of the two balance losses, which are means over them.
+  const double scale =
+      loss_scale / static_cast<double>(std::max<int64_t>(CountedTokens(targets), 1));
+  for (int64_t e = 0; e < experts; ++e) {
+    dbalance.as<float>()[e] =
+        static_cast<float>(scale * config.aux_coefficient * static_cast<double>(experts) *
+                           routing.fractions.as<float>()[e]);
+  }
+  const float dz_scale = static_cast<float>(scale * 2.0 * config.z_coefficient);
+  ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(RouteBackwardRows)
+    (config, routing, targets, drow_weights, dbalance, dz_scale, dlogits, begin, end);
+  });
+}
+
+}  // namespace terrace
+#endif  // HWY_ONCE
