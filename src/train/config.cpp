@@ -1,0 +1,192 @@
+#include "train/config.h"
+
+#include <algorithm>
+
+#include "core/atomic_file.h"
+#include "core/error.h"
+#if __has_include("model/presets.h")
+#include "model/presets.h"
+#else
+namespace terrace {
+static ModelConfig Preset(std::string_view name) {
+  Fail("model.preset = \"{}\": no presets", name);
+}
+}  // namespace terrace
+#endif
+
+namespace terrace {
+namespace {
+
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+
+const Names<AttentionKind> kAttentionNames = {{"gqa", AttentionKind::kGqa}};
+const Names<PositionKind> kPositionNames = {{"learned", PositionKind::kLearned},
+                                            {"rope", PositionKind::kRope}};
+const Names<NormKind> kNormNames = {{"layernorm", NormKind::kLayerNorm},
+                                    {"rmsnorm", NormKind::kRmsNorm}};
+const Names<FeedForwardKind> kFeedForwardNames = {{"dense", FeedForwardKind::kDense},
+                                                  {"moe", FeedForwardKind::kMoe}};
+const Names<RouterScore> kScoreNames = {{"softmax", RouterScore::kSoftmax}};
+const Names<ScheduleKind> kScheduleNames = {{"constant", ScheduleKind::kConstant},
+                                            {"linear", ScheduleKind::kLinear},
+                                            {"cosine", ScheduleKind::kCosine},
+                                            {"wsd", ScheduleKind::kWsd}};
+const Names<ClipKind> kClipNames = {
+    {"none", ClipKind::kNone}, {"tensor", ClipKind::kTensor}, {"global", ClipKind::kGlobal}};
+const Names<DType> kPrecisionNames = {{"f32", DType::kF32}, {"bf16", DType::kBF16}};
+
+// Key prefixes of what makes a run the run it is: continued under other values it would be a
+// different one.
+constexpr std::string_view kFixedOnResume[] = {
+    "model.",
+    "data.folder",
+    "training.micro_batch",  // micro_batches too
+    "training.sequence_length",
+    "training.seed",
+    "training.precision",
+    "training.gradient_dtype",
+    "optimizer.policy",
+};
+
+void MakeAbsolute(std::string& path) {
+  if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
+}
+
+}  // namespace
+
+std::vector<Field> FieldsOf(RunConfig& config) {
+  ModelConfig& model = config.model;
+  RouterConfig& router = model.router;
+  DataConfig& data = config.data;
+  TrainingConfig& training = config.training;
+  OptimizerConfig& optimizer = config.optimizer;
+  std::vector<Field> fields = {
+      // key, target, doc, minimum, maximum
+      {"model.preset", &config.preset, "a model by name, which the other keys change"},
+      {"model.vocab_size", &model.vocab_size, "tokens", 1, INT32_MAX},
+      {"model.max_positions", &model.max_positions, "longest sequence", 1, INT32_MAX},
+      {"model.width", &model.width, "of the residual stream", 1, INT32_MAX},
+      {"model.layers", &model.layers, "blocks", 1, 100'000},
+      {"model.heads", &model.heads, "query heads", 1, 1'000'000},
+      {"model.kv_heads", &model.kv_heads, "key/value heads", 1, 1'000'000},
+      {"model.head_width", &model.head_width, "0: width / heads", 0, INT32_MAX},
+      {"model.attention", Choice(model.attention, kAttentionNames), "gqa"},
+      {"model.positions", Choice(model.positions, kPositionNames), "learned or rope"},
+      {"model.rope_theta", &model.rope_theta, "base of the rotation angles", 1, 1e12},
+      {"model.norm", Choice(model.norm, kNormNames), "layernorm or rmsnorm"},
+      {"model.norm_epsilon", &model.norm_epsilon, "added to the mean square", 0, 1},
+      {"model.ffn", ChoiceList(model.ffn, kFeedForwardNames), "dense or moe, repeated over layers"},
+      {"model.ffn_width", &model.ffn_width, "of dense layers", 1, INT32_MAX},
+      {"model.experts", &model.experts, "per MoE layer", 0, 1'000'000},
+      {"model.expert_width", &model.expert_width, "0: ffn_width", 0, INT32_MAX},
+      {"model.tied_head", &model.tied_head, "the head is the embedding"},
+      {"model.init_deviation", &model.init_deviation, "of matrices at the start", 0, 10},
+      {"model.router.score", Choice(router.score, kScoreNames), "softmax"},
+      {"model.router.top_k", &router.top_k, "experts per token", 1, 1'000'000},
+      {"model.router.normalize_weights", &router.normalize_weights,
+       "combine weights divided by their sum"},
+      {"model.router.aux_coefficient", &router.aux_coefficient, "of the load-balancing loss", 0,
+       kUnbounded},
+      {"model.router.z_coefficient", &router.z_coefficient, "of the router z-loss", 0, kUnbounded},
+      {"model.router.noise_scale", &router.noise_scale, "of N(0, 1) on logits in training", 0,
+       kUnbounded},
+
+      {"data.folder", &data.folder, "token shards"},
+      {"data.tokenizer", &data.tokenizer, "empty: the one in the data folder"},
+
+      {"training.steps", &training.steps, "optimizer steps", 1, 1e12},
+      {"training.micro_batch", &training.micro_batch, "sequences at once", 1, 1e9},
+      {"training.sequence_length", &training.sequence_length, "tokens per sequence", 1, INT32_MAX},
+      {"training.micro_batches", &training.micro_batches, "accumulated per step", 1, 1e9},
+      {"training.seed", &training.seed, "of weights, batches, noise and rounding", 0, 9e18},
+      {"training.precision", Choice(model.weight_dtype, kPrecisionNames),
+       "of weights: f32 or bf16"},
+      {"training.gradient_dtype", Choice(training.gradient_dtype, kPrecisionNames),
+       "of accumulated gradients: f32 or bf16"},
+      {"training.activation_checkpointing", &training.activation_checkpointing,
+       "keep block inputs only and recompute the rest"},
+      {"training.eval_interval", &training.eval_interval, "steps; 0: never", 0, 1e12},
+      {"training.eval_batches", &training.eval_batches, "of micro_batch sequences", 1, 1e9},
+      {"training.checkpoint_interval", &training.checkpoint_interval, "steps; 0: at the end only",
+       0, 1e12},
+      {"training.keep", &training.keep, "checkpoints kept", 1, 1e9},
+      {"training.threads", &training.threads, "0: as many as run at once", 0, 4096},
+
+      {"optimizer.policy", &optimizer.policy, "which rule and state each population gets"},
+      {"optimizer.learning_rate", &optimizer.learning_rate, "after warm-up", 0, 1e3},
+      {"optimizer.schedule", Choice(optimizer.schedule, kScheduleNames),
+       "constant, linear, cosine or wsd"},
+      {"optimizer.warmup_ratio", &optimizer.warmup_ratio, "of all steps", 0, 1},
+      {"optimizer.decay_ratio", &optimizer.decay_ratio, "of all steps, at the end (wsd)", 0, 1},
+      {"optimizer.min_ratio", &optimizer.min_ratio, "of learning_rate, at the end", 0, 1},
+      {"optimizer.clip", Choice(optimizer.clip, kClipNames), "none, tensor or global"},
+      {"optimizer.clip_norm", &optimizer.clip_norm, "largest gradient norm", 1e-12, kUnbounded},
+      {"optimizer.weight_decay", &optimizer.weight_decay, "over the policy's own", 0, 1e3},
+  };
+  for (int i = 0; i < kPopulations; ++i) {
+    fields.push_back({fmt::format("optimizer.weight_decay_of.{}", NameOf(Population(i))),
+                      &optimizer.weight_decay_of[static_cast<size_t>(i)],
+                      "over optimizer.weight_decay", 0, 1e3});
+  }
+  return fields;
+}
+
+RunConfig LoadConfig(const std::filesystem::path& path,
+                     const std::vector<std::string>& assignments) {
+  const toml::table table = ParseToml(ReadFile(path), path.string());
+  const auto apply = [&](RunConfig& config) {
+    const std::vector<Field> fields = FieldsOf(config);
+    ApplyTable(fields, table);
+    for (const std::string& assignment : assignments) ApplyAssignment(fields, assignment);
+  };
+  RunConfig config;
+  apply(config);
+  if (!config.preset.empty()) {
+    RunConfig from_preset;
+    from_preset.model = Preset(config.preset);
+    apply(from_preset);
+    config = from_preset;
+    config.preset.clear();
+  }
+  MakeAbsolute(config.data.folder);
+  if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
+  try {
+    CheckConfig(config);
+  } catch (const Error& error) {
+    Fail("{}: {}", path.string(), error.what());
+  }
+  return config;
+}
+
+void CheckConfig(const RunConfig& config) {
+  const TrainingConfig& training = config.training;
+  config.model.Check();
+  if (training.sequence_length > config.model.max_positions) {
+    Fail("training.sequence_length = {} exceeds model.max_positions = {}", training.sequence_length,
+         config.model.max_positions);
+  }
+  const double tokens = static_cast<double>(training.micro_batch) *
+                        static_cast<double>(training.sequence_length) *
+                        static_cast<double>(training.micro_batches);
+  if (tokens > 1e12) {
+    Fail("training.micro_batch x sequence_length x micro_batches = {} tokens a step", tokens);
+  }
+  if (config.data.folder.empty()) Fail("data.folder is missing");
+}
+
+void CheckSameRun(RunConfig old_config, RunConfig new_config) {
+  const std::vector<Field> old_fields = FieldsOf(old_config);
+  const std::vector<Field> new_fields = FieldsOf(new_config);
+  for (size_t i = 0; i < old_fields.size(); ++i) {
+    const bool fixed =
+        std::any_of(std::begin(kFixedOnResume), std::end(kFixedOnResume),
+                    [&](std::string_view prefix) { return old_fields[i].key.starts_with(prefix); });
+    const std::string old_value = ValueText(old_fields[i]);
+    const std::string new_value = ValueText(new_fields[i]);
+    if (fixed && old_value != new_value) {
+      Fail("cannot resume with {} = {}: the run has {}", old_fields[i].key, new_value, old_value);
+    }
+  }
+}
+
+}  // namespace terrace

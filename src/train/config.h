@@ -1,0 +1,79 @@
+// Everything that a training run is told, from TOML and --set.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/config.h"
+#include "model/parameter.h"
+#include "train/fields.h"
+
+namespace terrace {
+
+struct DataConfig {
+  std::string folder;     // as `terrace data prepare` leaves it
+  std::string tokenizer;  // tokenizer.json, a folder with vocab.json, or "bytes"; empty: the data's
+};
+
+struct TrainingConfig {
+  int64_t steps = 1000;
+  int64_t micro_batch = 8;  // sequences
+  int64_t sequence_length = 128;
+  int64_t micro_batches = 1;  // a step accumulates the gradients of this many
+  int64_t seed = 1;
+  DType gradient_dtype = DType::kF32;
+  bool activation_checkpointing = false;
+  int64_t eval_interval = 100;        // steps; 0: never
+  int64_t eval_batches = 8;           // of micro_batch sequences, always the same ones
+  int64_t checkpoint_interval = 100;  // steps; 0: only at the end
+  int64_t keep = 2;                   // checkpoints
+  int64_t threads = 0;                // 0: as many as the machine runs at once
+
+  int64_t StepTokens() const { return micro_batches * micro_batch * sequence_length; }
+};
+
+enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kWsd };
+enum class ClipKind : uint8_t { kNone, kTensor, kGlobal };
+
+struct OptimizerConfig {
+  std::string policy = "skewadam";
+  float learning_rate = 3e-4f;
+  ScheduleKind schedule = ScheduleKind::kCosine;
+  float warmup_ratio = 0.03f;  // of all steps
+  float decay_ratio = 0.2f;    // of all steps, at the end; wsd only
+  float min_ratio = 0;         // of learning_rate, at the end of linear, cosine and wsd
+  // Over the policy's own, for all populations or for one.
+  std::optional<float> weight_decay;
+  std::array<std::optional<float>, kPopulations> weight_decay_of;
+  ClipKind clip = ClipKind::kGlobal;
+  float clip_norm = 1;
+};
+
+struct RunConfig {
+  std::string preset;  // where the model started from; consumed by LoadConfig
+  ModelConfig model;
+  DataConfig data;
+  TrainingConfig training;
+  OptimizerConfig optimizer;
+};
+
+// The table of settings, bound to `config`.
+std::vector<Field> FieldsOf(RunConfig& config);
+
+// Reads a TOML file, then `assignments` ("key=value") over it. model.preset names the model that
+// other keys change. Relative paths are made absolute. Throws Error on one line.
+RunConfig LoadConfig(const std::filesystem::path& path,
+                     const std::vector<std::string>& assignments);
+
+// Impossible combinations, named by key. LoadConfig calls it.
+void CheckConfig(const RunConfig& config);
+
+// Throws Error naming the key if a run under `old_config` cannot go on under `new_config`.
+void CheckSameRun(RunConfig old_config, RunConfig new_config);
+
+}  // namespace terrace
