@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "core/dtype.h"
+#include "model/parameter.h"
 
 namespace terrace {
 
@@ -48,8 +49,13 @@ struct ModelConfig {
   int64_t MoeLayers() const;
 
   // Throws Error naming the key at fault ("model.kv_heads = 3 does not divide model.heads = 8").
+  // Keys are the names of the members above with "model." before them.
   void Check() const;
 };
+
+// Every parameter of the model in order, `value` without memory: the one place that knows names,
+// shapes, dtypes, populations and initial deviations. `config` is checked.
+std::vector<Parameter> ParametersOf(const ModelConfig& config);
 
 // Exact, from the configuration alone.
 struct ModelSize {

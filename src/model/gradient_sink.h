@@ -7,20 +7,21 @@
 namespace terrace {
 
 struct GradientSlot {
-  TensorView view;  // shape of the parameter; float32 or bfloat16
+  TensorView view;  // shape of the parameter; float32 or bfloat16 (norms: float32)
   bool add;         // add to what is there, rather than replace it
 };
 
 // A layer says Begin(p), writes or adds dL/dp into the slot, says End(p); it does not care what
-// happens then. Begin/End pairs of different parameters may nest, but not interleave. For a
-// parameter with `contributions` c, a backward pass makes c pairs.
+// happens then. Begin/End pairs of different parameters may nest, but not interleave, and what a
+// layer allocates between Begin and End it gives back before End: a sink may put its slots on the
+// arena's stacks. For a parameter with `contributions` c, a backward pass makes c pairs.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
   virtual GradientSlot Begin(const Parameter& parameter) = 0;
   virtual void End(const Parameter& parameter, const GradientSlot& slot) = 0;
-  // In place of a Begin/End pair: no token reached the parameter in this micro-batch (an idle
-  // expert). A parameter that was skipped in every micro-batch of a step is not updated.
+  // In place of a Begin/End pair: no token reached the parameter in the micro-batches of this
+  // backward call (an idle expert). A parameter that was skipped all through a step is not updated.
   virtual void Skip(const Parameter& parameter) = 0;
 };
 

@@ -2,6 +2,11 @@
 // training step (train/step.h) composes them, so that other schedules can too.
 //
 // Letters as in backend/backend.h.
+//
+// Backward calls take one micro-batch or several. Several at once is what lets a gradient be
+// complete, applied and forgotten before the next one begins: every Backward call makes a single
+// Begin/End pair (or Skip) for each parameter that it reaches (see model/gradient_sink.h), summed
+// over the micro-batches of the call, and does not read a parameter after its End.
 #pragma once
 
 #include <cstdint>
@@ -62,15 +67,36 @@ class Block {
   // passes none, so that tokens are counted once.
   virtual TensorView Forward(const Pass& pass, TensorView x, std::unique_ptr<Saved>& saved,
                              LayerRouting* routing) = 0;
-  // dx f32 [N, D]: gradient of the output on entry, of the input on return.
-  virtual void Backward(const Pass& pass, const Saved& saved, TensorView dx,
-                        GradientSink& sink) = 0;
+  // One micro-batch's part of a backward call.
+  struct Work {
+    const Pass* pass;
+    Saved* saved;   // used up: the activations in it are overwritten
+    TensorView dx;  // f32 [N, D]: gradient of the output on entry, of the input on return
+  };
+  virtual void Backward(std::span<const Work> work, GradientSink& sink) = 0;
+  void Backward(const Pass& pass, Saved& saved, TensorView dx, GradientSink& sink) {
+    const Work work{&pass, &saved, dx};
+    Backward({&work, 1}, sink);
+  }
 
   virtual FeedForwardKind feed_forward() const = 0;
+
+  // Generation: keys and values of one layer, at the compute dtype, [capacity, G * C].
+  struct Cache {
+    TensorView keys, values;
+  };
+  // Appends the keys and values of x f32 [T, D], whose first row is at `first_position`, to the
+  // cache, and replaces x with the block's output. `pass` is that of the T tokens.
+  virtual void Decode(const Pass& pass, int64_t first_position, const Cache& cache,
+                      TensorView x) = 0;
 };
 
-// Keys and values of the tokens generated so far, one sequence.
-class KvCache;
+// Keys and values of the tokens so far, one sequence.
+struct KvCache {
+  int64_t capacity = 0;  // tokens
+  int64_t length = 0;    // tokens so far; lower it to go back
+  std::vector<Block::Cache> layers;
+};
 
 class Model {
  public:
@@ -94,15 +120,36 @@ class Model {
   // x f32 [N, D] in a new activation.
   TensorView Embed(const Pass& pass);
   std::span<const std::unique_ptr<Block>> blocks() const { return blocks_; }
-  // Sum of token losses in nats. With a sink: leaves the head's gradient there and replaces
-  // dx f32 [N, D] with the gradient of x.
-  double HeadAndLoss(const Pass& pass, TensorView x, TensorView dx, GradientSink* sink);
-  void EmbedBackward(const Pass& pass, TensorView dx, GradientSink& sink);
+  // One micro-batch's part of a call at the model's ends.
+  struct EndWork {
+    const Pass* pass;
+    TensorView x;   // f32 [N, D] output of the last block; unused by EmbedBackward
+    TensorView dx;  // f32 [N, D]
+  };
+  // Sum of token losses in nats over all of `work`. With a sink: leaves the gradients of the head
+  // and the final norm there and replaces every dx with the gradient of its x. Without: loss only,
+  // dx is not looked at. 0 in a dry run.
+  double HeadAndLoss(std::span<const EndWork> work, GradientSink* sink);
+  double HeadAndLoss(const Pass& pass, TensorView x, TensorView dx, GradientSink* sink) {
+    const EndWork work{&pass, x, dx};
+    return HeadAndLoss({&work, 1}, sink);
+  }
+  // Leaves the gradients of the embeddings, given those of Embed's output in dx.
+  void EmbedBackward(std::span<const EndWork> work, GradientSink& sink);
+  void EmbedBackward(const Pass& pass, TensorView dx, GradientSink& sink) {
+    const EndWork work{&pass, {}, dx};
+    EmbedBackward({&work, 1}, sink);
+  }
+  // logits f32 [N, V] of x f32 [N, D], the output of the last block. For few tokens: training
+  // never makes this matrix.
+  void Logits(TensorView x, TensorView logits);
 
   // --- Generation -------------------------------------------------------------------------
-  // Room for `length` tokens, in activations: the caller frames it.
-  std::unique_ptr<KvCache> NewCache(int64_t length);
-  // Appends `tokens` to the cache and writes the logits f32 [V] that follow the last of them.
+  // Room for `capacity` tokens, in activations: the caller frames it.
+  std::unique_ptr<KvCache> NewCache(int64_t capacity);
+  // Appends `tokens` (at least one) to the cache and writes the logits f32 [V] that follow the
+  // last of them. Router noise is off. Throws Error when the cache or the model's positions are
+  // full, or an id is beyond the vocabulary.
   void Decode(std::span<const int32_t> tokens, KvCache& cache, TensorView logits);
 
  private:

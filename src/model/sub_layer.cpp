@@ -1,0 +1,61 @@
+#include "model/sub_layer.h"
+
+namespace terrace {
+
+const Parameter* LayerContext::Find(std::string_view name) const {
+  return parameters.at(fmt::format("layers.{}.{}.weight", layer, name));
+}
+
+NormLayer LayerContext::Norm(std::string_view name) const {
+  return MakeNorm(config, parameters, fmt::format("layers.{}.{}", layer, name));
+}
+
+NormLayer MakeNorm(const ModelConfig& config, const ParameterIndex& parameters,
+                   std::string_view name) {
+  const Parameter* weight = parameters.at(fmt::format("{}.weight", name));
+  const Parameter* bias =
+      config.norm == NormKind::kLayerNorm ? parameters.at(fmt::format("{}.bias", name)) : nullptr;
+  return NormLayer(config.norm, config.norm_epsilon, weight, bias);
+}
+
+TensorView Activation(Backend& backend, DType dtype, Shape shape, const char* name) {
+  return backend.arena().Allocate(Memory::kActivations, dtype, shape, name);
+}
+
+TensorView Narrowed(Backend& backend, TensorView wide, DType dtype, const char* name) {
+  if (wide.dtype == dtype) return wide;
+  const TensorView narrow = Activation(backend, dtype, wide.shape, name);
+  backend.Copy(wide, narrow);
+  return narrow;
+}
+
+void NormalizeInput(Backend& backend, const NormLayer& norm, TensorView x, DType dtype,
+                    SubLayer::Saved& saved) {
+  saved.x = x;
+  saved.statistics = Activation(backend, DType::kF32, {x.rows(), 2}, "norm.statistics");
+  saved.y = Activation(backend, dtype, x.shape, "norm.y");
+  norm.Forward(backend, x, saved.y, saved.statistics);
+}
+
+void NormBackward(Backend& backend, const NormLayer& norm, std::span<const SubLayer::Work> work,
+                  std::span<const TensorView> dy, GradientSink& sink) {
+  NormLayer::Slots slots = norm.Begin(sink);
+  for (size_t i = 0; i < work.size(); ++i) {
+    const SubLayer::Saved& saved = *work[i].saved;
+    norm.Backward(backend, dy[i], saved.x, saved.statistics, work[i].dx, slots);
+  }
+  norm.End(sink, slots);
+}
+
+void LeaveWeightGradient(Backend& backend, const Parameter& parameter,
+                         std::span<const WeightProduct> products, GradientSink& sink) {
+  const GradientSlot slot = sink.Begin(parameter);
+  bool add = slot.add;
+  for (const WeightProduct& product : products) {
+    backend.LinearBackwardWeight(product.dy, product.x, slot.view, add);
+    add = true;
+  }
+  sink.End(parameter, slot);
+}
+
+}  // namespace terrace
