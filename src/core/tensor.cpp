@@ -11,13 +11,18 @@ std::string Shape::ToString() const {
   return text + "]";
 }
 
+int64_t TensorView::columns() const {
+  int64_t product = 1;
+  for (int axis = 1; axis < shape.rank(); ++axis) product *= shape[axis];
+  return product;
+}
+
 TensorView TensorView::Rows(int64_t first, int64_t count) const {
   TERRACE_CHECK(first >= 0 && count >= 0 && first + count <= shape[0], "{}: rows {}+{} of {}", name,
                 first, count, shape.ToString());
   TensorView part = *this;
   part.shape[0] = count;
-  const int64_t row_bytes = shape[0] == 0 ? 0 : bytes() / shape[0];
-  if (data != nullptr) part.data = data + first * row_bytes;
+  if (data != nullptr) part.data = data + first * columns() * BytesOf(dtype);
   return part;
 }
 

@@ -57,7 +57,7 @@ struct TensorView {
   int64_t bytes() const { return size() * BytesOf(dtype); }
   int64_t rows() const { return shape[0]; }
   // Product of all dimensions but the first.
-  int64_t columns() const { return shape.rank() == 1 ? 1 : size() / (shape[0] ? shape[0] : 1); }
+  int64_t columns() const;
 
   template <typename T>
   T* as() const {

@@ -58,11 +58,17 @@ double CpuBackend::HeadLoss(TensorView x, TensorView w, TensorView targets, floa
     if (!dry()) {
       ParallelFor(rows, kRowsPerTask, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-          const int32_t target = targets.as<int32_t>()[first + row];
-          std::byte* const out = gradient ? chunk_dlogits.Rows(row, 1).data : nullptr;
           float* const row_logits = chunk_logits.as<float>() + row * vocabulary;
-          losses[static_cast<size_t>(first + row)] =
-              CrossEntropyRow(row_logits, vocabulary, target, loss_scale, out, x.dtype);
+          const TensorView row_dlogits = gradient ? chunk_dlogits.Rows(row, 1) : TensorView{};
+          const int32_t target = targets.as<int32_t>()[first + row];
+          if (target == kIgnoredTarget) {
+            std::fill_n(row_dlogits.data, gradient ? row_dlogits.bytes() : 0, std::byte{0});
+            continue;
+          }
+          TERRACE_CHECK(target >= 0 && target < vocabulary, "target {} of {} at token {}", target,
+                        vocabulary, first + row);
+          losses[static_cast<size_t>(first + row)] = CrossEntropyRow(
+              row_logits, vocabulary, target, loss_scale, row_dlogits.data, x.dtype);
         }
       });
     }

@@ -95,32 +95,29 @@ float DotAs(const void* a, const void* b, int64_t count) {
   return sum.Total();
 }
 
+inline void Store(float value, float* to) { *to = value; }
+inline void Store(float value, BF16* to) { *to = ToBF16(value); }
+
+// From exponentials, with the inverse of their sum.
 template <typename T>
-HWY_INLINE void LossGradient(float* logits, int64_t width, int64_t target, float scale,
-                             float inverse) {
-  T* out = reinterpret_cast<T*>(logits);
-  const float at_target = (logits[target] * inverse - 1.0f) * scale;
+void LossGradient(const float* exponentials, int64_t width, int64_t target, float scale,
+                  float inverse, T* out) {
+  const float at_target = (exponentials[target] * inverse - 1.0f) * scale;
   ForLanes(width, [&](auto d, int64_t i) HWY_ATTR {
-    StoreLanes(hn::Mul(hn::LoadU(d, logits + i), hn::Set(d, inverse * scale)), d, out + i);
+    StoreLanes(hn::Mul(hn::LoadU(d, exponentials + i), hn::Set(d, inverse * scale)), d, out + i);
   });
-  if constexpr (sizeof(T) == sizeof(float)) {
-    out[target] = at_target;
-  } else {
-    out[target] = ToBF16(at_target);
-  }
+  Store(at_target, out + target);
 }
 
-float CrossEntropyRowImpl(float* logits, int64_t width, int64_t target, float scale, bool gradient,
-                          DType output) {
+float CrossEntropyRowImpl(float* logits, int64_t width, int64_t target, float scale, void* gradient,
+                          DType dtype) {
   const float most = RowMax(logits, width);
   const float at_target = logits[target];
   const float sum = ExpRow(logits, width, 1.0f, most);
-  if (gradient) {
-    if (output == DType::kF32) {
-      LossGradient<float>(logits, width, target, scale, 1.0f / sum);
-    } else {
-      LossGradient<BF16>(logits, width, target, scale, 1.0f / sum);
-    }
+  if (gradient != nullptr && dtype == DType::kF32) {
+    LossGradient(logits, width, target, scale, 1.0f / sum, static_cast<float*>(gradient));
+  } else if (gradient != nullptr) {
+    LossGradient(logits, width, target, scale, 1.0f / sum, static_cast<BF16*>(gradient));
   }
   return most - at_target + std::log(sum);
 }
@@ -166,9 +163,9 @@ float Dot(DType dtype, const void* a, const void* b, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(DotImpl)(dtype, a, b, count);
 }
 
-float CrossEntropyRow(float* logits, int64_t width, int64_t target, float scale, bool gradient,
-                      DType output) {
-  return HWY_DYNAMIC_DISPATCH(CrossEntropyRowImpl)(logits, width, target, scale, gradient, output);
+float CrossEntropyRow(float* logits, int64_t width, int64_t target, float scale, void* gradient,
+                      DType dtype) {
+  return HWY_DYNAMIC_DISPATCH(CrossEntropyRowImpl)(logits, width, target, scale, gradient, dtype);
 }
 
 }  // namespace terrace

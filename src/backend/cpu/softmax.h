@@ -32,9 +32,10 @@ void SoftmaxScoresBackward(const ScoreBlock& block, float* scores, float* gradie
 // delta of one row: the dot product of two vectors of `dtype` elements.
 float Dot(DType dtype, const void* a, const void* b, int64_t count);
 
-// One row of logits[width]: returns the cross-entropy with `target`. With `gradient`, the row
-// becomes scale * (softmax - onehot(target)) in `output`, in place.
-float CrossEntropyRow(float* logits, int64_t width, int64_t target, float scale, bool gradient,
-                      DType output);
+// One row of logits[width], which is overwritten: returns the cross-entropy with `target`.
+// `gradient`, unless null, receives scale * (softmax - onehot(target)) as `dtype`; it may be
+// `logits` itself when that is float32.
+float CrossEntropyRow(float* logits, int64_t width, int64_t target, float scale, void* gradient,
+                      DType dtype);
 
 }  // namespace terrace
