@@ -69,12 +69,12 @@ void CheckFeedForward(const ModelConfig& config) {
          config.MoeLayers(), kMaxExpertsOfAllLayers);
   }
   if (config.router.top_k < 1 || config.router.top_k > config.experts) {
-    Fail("model.top_k = {} is not between 1 and model.experts = {}", config.router.top_k,
+    Fail("model.router.top_k = {} is not between 1 and model.experts = {}", config.router.top_k,
          config.experts);
   }
-  CheckRange("aux_coefficient", config.router.aux_coefficient, 0.0f);
-  CheckRange("z_coefficient", config.router.z_coefficient, 0.0f);
-  CheckRange("noise_scale", config.router.noise_scale, 0.0f);
+  CheckRange("router.aux_coefficient", config.router.aux_coefficient, 0.0f);
+  CheckRange("router.z_coefficient", config.router.z_coefficient, 0.0f);
+  CheckRange("router.noise_scale", config.router.noise_scale, 0.0f);
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ void ModelConfig::Check() const {
   }
   CheckRange("init_deviation", init_deviation, 0.0f);
   if (weight_dtype != DType::kF32 && weight_dtype != DType::kBF16) {
-    Fail("model.weight_dtype = \"{}\" is not one of f32, bf16", NameOf(weight_dtype));
+    Fail("training.precision = \"{}\" is not one of f32, bf16", NameOf(weight_dtype));
   }
 }
 

@@ -49,7 +49,7 @@ struct ModelConfig {
   int64_t MoeLayers() const;
 
   // Throws Error naming the key at fault ("model.kv_heads = 3 does not divide model.heads = 8").
-  // Keys are the names of the members above with "model." before them.
+  // Keys are "model." and the names of the members above; weight_dtype is training.precision.
   void Check() const;
 };
 

@@ -1,0 +1,94 @@
+#include "model/presets.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/error.h"
+#include "model/nearest_name.h"
+
+namespace terrace {
+namespace {
+
+constexpr Preset kPresets[] = {
+    // The published SkewAdam experiment (arXiv 2607.19058).
+    {"skewadam-6.78b", "", "6.78 B parameters, 128 experts in one of two layers; GPT-2 tokens",
+     [](ModelConfig& config) {
+       config.vocab_size = 50304;
+       config.max_positions = 256;
+       config.width = 4096;
+       config.layers = 2;
+       config.heads = 32;
+       config.kv_heads = 8;
+       config.positions = PositionKind::kLearned;
+       config.norm = NormKind::kLayerNorm;
+       config.ffn_width = 4096;
+       config.ffn = {FeedForwardKind::kDense, FeedForwardKind::kMoe};
+       config.experts = 128;
+       config.router.top_k = 2;
+       config.router.aux_coefficient = 0.05f;
+       config.router.z_coefficient = 1e-4f;
+       config.router.noise_scale = 0.5f;
+       config.weight_dtype = DType::kBF16;
+     }},
+    {"moe-110m", "skewadam-6.78b", "110.7 M parameters, 32 experts in two of four layers",
+     [](ModelConfig& config) {
+       config.vocab_size = 8192;
+       config.max_positions = 128;
+       config.width = 512;
+       config.layers = 4;
+       config.heads = 8;
+       config.kv_heads = 2;
+       config.ffn_width = 1024;
+       config.experts = 32;
+     }},
+    // float32, which every CPU multiplies fast.
+    {"moe-laptop", "moe-110m",
+     "7.4 M parameters, 16 experts in two of four layers; minutes to train",
+     [](ModelConfig& config) {
+       config.vocab_size = 4096;
+       config.max_positions = 256;
+       config.width = 256;
+       config.heads = 4;
+       config.positions = PositionKind::kRope;
+       config.norm = NormKind::kRmsNorm;
+       config.ffn_width = 512;
+       config.experts = 16;
+       config.expert_width = 192;
+       config.weight_dtype = DType::kF32;
+     }},
+    {"gpt-moe-tiny", "skewadam-6.78b", "0.16 M parameters, to test with: float32, no router noise",
+     [](ModelConfig& config) {
+       config.vocab_size = 97;
+       config.max_positions = 24;
+       config.width = 32;
+       config.layers = 4;
+       config.heads = 4;
+       config.kv_heads = 2;
+       config.ffn_width = 48;
+       config.experts = 6;
+       config.router.noise_scale = 0;
+       config.weight_dtype = DType::kF32;
+     }},
+};
+
+const Preset& Find(std::string_view name) {
+  const auto* found = std::find_if(std::begin(kPresets), std::end(kPresets),
+                                   [&](const Preset& preset) { return preset.name == name; });
+  if (found != std::end(kPresets)) return *found;
+  std::vector<std::string_view> names;
+  for (const Preset& preset : kPresets) names.push_back(preset.name);
+  Fail("there is no preset \"{}\"; the nearest is \"{}\"", name, NearestName(name, names));
+}
+
+}  // namespace
+
+std::span<const Preset> Presets() { return kPresets; }
+
+ModelConfig PresetNamed(std::string_view name) {
+  const Preset& preset = Find(name);
+  ModelConfig config = preset.base.empty() ? ModelConfig{} : PresetNamed(preset.base);
+  preset.change(config);
+  return config;
+}
+
+}  // namespace terrace
