@@ -1,0 +1,48 @@
+#include "optim/clipping.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "core/parallel.h"
+#include "optim/kernels/elementwise.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::string_view kNames[] = {"none", "global_norm", "per_tensor"};
+
+}  // namespace
+
+std::string_view NameOf(ClippingKind kind) { return kNames[static_cast<int>(kind)]; }
+
+ClippingKind ClippingKindNamed(std::string_view name) {
+  for (size_t kind = 0; kind < std::size(kNames); ++kind) {
+    if (kNames[kind] == name) return static_cast<ClippingKind>(kind);
+  }
+  Fail("clipping: no kind is called \"{}\"; known are {}", name, fmt::join(kNames, ", "));
+}
+
+void Clipping::Check() const {
+  if (kind != ClippingKind::kNone && !(max_norm > 0 && std::isfinite(max_norm))) {
+    Fail("clipping.max_norm = {} is not a number above 0", max_norm);
+  }
+}
+
+float ClippingScale(double norm, float max_norm) {
+  return static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6)));
+}
+
+double SquaredNorm(TensorView x) {
+  constexpr int64_t kGrain = 4 * kernels::kStripe;
+  std::vector<double> partial((x.size() + kGrain - 1) / kGrain);
+  ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+    partial[begin / kGrain] = kernels::SumOfSquares(x, begin, end);
+  });
+  return std::accumulate(partial.begin(), partial.end(), 0.0);
+}
+
+}  // namespace terrace

@@ -1,0 +1,256 @@
+#include "optim/kernels/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/kernels/elementwise.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+
+#include "optim/kernels/dispatch.h"
+#include "optim/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace terrace::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Calls stripe(first, count, number) for the stripes of [begin, end).
+template <typename Stripe>
+HWY_INLINE void ForStripes(int64_t begin, int64_t end, const Stripe& stripe) {
+  for (int64_t first = begin; first < end; first += kStripe) {
+    stripe(first, std::min(kStripe, end - first), first / kStripe);
+  }
+}
+
+// Calls vector(at, v) for the vectors of a unit: offset, and which lanes of an accumulator.
+template <typename Vector>
+HWY_INLINE void ForVectors(const Vector& vector) {
+  for (int64_t half = 0; half < kUnit; half += kHalfUnit) {
+    for (int64_t v = 0; v < kVectors; ++v) vector(half + v * kLanes, v);
+  }
+}
+
+// An average that forgets: beta * old + (1 - beta) * x.
+struct Decay {
+  explicit HWY_INLINE Decay(double beta)
+      : keep(hn::Set(F32(), static_cast<float>(beta))),
+        gain(hn::Set(F32(), static_cast<float>(1 - beta))) {}
+  HWY_INLINE VF operator()(VF old, VF x) const { return hn::MulAdd(keep, old, hn::Mul(gain, x)); }
+  VF keep;
+  VF gain;
+};
+
+double SquareSum(TensorView view, int64_t begin, int64_t end) {
+  double total = 0;
+  WithElements(view, [&](const auto* all) {
+    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t) HWY_ATTR {
+      Accumulator sum;
+      ForUnits(
+          count,
+          [&](int64_t, const auto* x) HWY_ATTR {
+            ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
+              const VF value = Load(x + at);
+              sum.lanes[v] = hn::MulAdd(value, value, sum.lanes[v]);
+            });
+          },
+          all + first);
+      total += sum.Sum();
+    });
+  });
+  return total;
+}
+
+template <typename Gradient>
+HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, float* momentum, Decay first,
+                              float* second, Decay decay, int64_t count) {
+  Accumulator sum;
+  const auto second_moment = [&](VF g, float* v_at, int64_t v) HWY_ATTR {
+    const VF updated = decay(Load(v_at), hn::Mul(g, g));
+    Store(updated, v_at);
+    sum.lanes[v] = hn::Add(sum.lanes[v], updated);
+  };
+  if (momentum == nullptr) {
+    ForUnits(
+        count,
+        [&](int64_t, const Gradient* g, float* s) HWY_ATTR {
+          ForVectors([&](int64_t at, int64_t v)
+                         HWY_ATTR { second_moment(hn::Mul(Load(g + at), scale), s + at, v); });
+        },
+        gradient, second);
+  } else {
+    ForUnits(
+        count,
+        [&](int64_t, const Gradient* g, float* m, float* s) HWY_ATTR {
+          ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
+            const VF scaled = hn::Mul(Load(g + at), scale);
+            Store(first(Load(m + at), scaled), m + at);
+            second_moment(scaled, s + at, v);
+          });
+        },
+        gradient, momentum, second);
+  }
+  return sum.Sum();
+}
+
+double Moments(TensorView gradient, float scale, TensorView momentum, double beta1,
+               TensorView second, double beta2, int64_t begin, int64_t end) {
+  float* m = momentum.empty() ? nullptr : momentum.as<float>();
+  float* s = second.as<float>();
+  double total = 0;
+  WithElements(gradient, [&](const auto* g) {
+    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t) HWY_ATTR {
+      total += MomentStripe(g + first, hn::Set(F32(), scale), m != nullptr ? m + first : nullptr,
+                            Decay(beta1), s + first, Decay(beta2), count);
+    });
+  });
+  return total;
+}
+
+ExactSquares Squares(TensorView view, TensorView second, float floor, int64_t begin, int64_t end) {
+  ExactSquares result{0, 0};
+  const VF floors = hn::Set(F32(), floor);
+  WithElements(view, [&](const auto* all) {
+    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t) HWY_ATTR {
+      Accumulator sum;
+      ForUnits(
+          count,
+          [&](int64_t, const auto* x, const float* s) HWY_ATTR {
+            ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
+              const VF value = Load(x + at);
+              const VF moment = Load(s + at);
+              result.floored += hn::CountTrue(F32(), hn::Le(moment, floors));
+              sum.lanes[v] =
+                  hn::Add(sum.lanes[v], hn::Div(hn::Mul(value, value), hn::Max(moment, floors)));
+            });
+          },
+          all + first, static_cast<const float*>(second.as<float>()) + first);
+      // The zeros that pad the last unit count as floored there.
+      if (const int64_t rest = count % kUnit; rest > 0) result.floored -= kUnit - rest;
+      result.sum += sum.Sum();
+    });
+  });
+  return result;
+}
+
+template <typename Weight, typename X>
+HWY_INLINE void UpdateStripe(Weight* weight, const X* source, const float* second, VF floor,
+                             VF keep, VF step, int64_t count, uint64_t stripe_key) {
+  Rounding<Weight> rounding(stripe_key);
+  ForUnits(
+      count,
+      [&](int64_t offset, Weight* w, const X* x, const float* s) HWY_ATTR {
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          const VF u = hn::Div(Load(x + at), hn::Sqrt(hn::Max(Load(s + at), floor)));
+          return hn::NegMulAdd(u, step, hn::Mul(Load(w + at), keep));
+        };
+        for (int64_t at = 0; at < kHalfUnit; at += kLanes) {
+          rounding.Draw(offset + at);
+          rounding.StoreLow(updated(at), w + at);
+          rounding.StoreHigh(updated(at + kHalfUnit), w + at + kHalfUnit);
+        }
+      },
+      weight, source, second);
+}
+
+void Update(TensorView weight, TensorView source, TensorView second, float floor, float keep,
+            float step, int64_t begin, int64_t end, uint64_t rounding_key) {
+  const float* s = second.as<float>();
+  WithElements(weight, [&](auto* w) {
+    WithElements(source, [&](const auto* x) {
+      ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
+        UpdateStripe(w + first, x + first, s + first, hn::Set(F32(), floor), hn::Set(F32(), keep),
+                     hn::Set(F32(), step), count, StripeKey(rounding_key, stripe));
+      });
+    });
+  });
+}
+
+template <typename Weight, typename Gradient>
+HWY_INLINE void AdamWStripe(Weight* weight, const Gradient* gradient, float* momentum,
+                            float* second, const AdamWStep& step, int64_t count,
+                            uint64_t stripe_key) {
+  const VF scale = hn::Set(F32(), step.gradient_scale);
+  const Decay first_decay(step.beta1);
+  const Decay second_decay(step.beta2);
+  const VF keep = hn::Set(F32(), step.keep);
+  const VF size = hn::Set(F32(), step.step);
+  const VF correction = hn::Set(F32(), step.inverse_correction);
+  const VF eps = hn::Set(F32(), step.eps);
+  Rounding<Weight> rounding(stripe_key);
+  ForUnits(
+      count,
+      [&](int64_t offset, Weight* w, const Gradient* g, float* m, float* s) HWY_ATTR {
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          const VF scaled = hn::Mul(Load(g + at), scale);
+          const VF first = first_decay(Load(m + at), scaled);
+          const VF moment = second_decay(Load(s + at), hn::Mul(scaled, scaled));
+          Store(first, m + at);
+          Store(moment, s + at);
+          const VF denominator = hn::MulAdd(hn::Sqrt(moment), correction, eps);
+          return hn::NegMulAdd(hn::Div(first, denominator), size, hn::Mul(Load(w + at), keep));
+        };
+        for (int64_t at = 0; at < kHalfUnit; at += kLanes) {
+          rounding.Draw(offset + at);
+          rounding.StoreLow(updated(at), w + at);
+          rounding.StoreHigh(updated(at + kHalfUnit), w + at + kHalfUnit);
+        }
+      },
+      weight, gradient, momentum, second);
+}
+
+void AdamW(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,
+           const AdamWStep& step, int64_t begin, int64_t end, uint64_t rounding_key) {
+  float* m = momentum.as<float>();
+  float* s = second.as<float>();
+  WithElements(weight, [&](auto* w) {
+    WithElements(gradient, [&](const auto* g) {
+      ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
+        AdamWStripe(w + first, g + first, m + first, s + first, step, count,
+                    StripeKey(rounding_key, stripe));
+      });
+    });
+  });
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace terrace::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace terrace::kernels {
+
+HWY_EXPORT(SquareSum);
+HWY_EXPORT(Moments);
+HWY_EXPORT(Squares);
+HWY_EXPORT(Update);
+HWY_EXPORT(AdamW);
+
+double SumOfSquares(TensorView x, int64_t begin, int64_t end) {
+  return HWY_DYNAMIC_DISPATCH(SquareSum)(x, begin, end);
+}
+
+double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
+                    TensorView second, double beta2, int64_t begin, int64_t end) {
+  return HWY_DYNAMIC_DISPATCH(Moments)(gradient, scale, momentum, beta1, second, beta2, begin, end);
+}
+
+ExactSquares SumExactSquares(TensorView x, TensorView second, float floor, int64_t begin,
+                             int64_t end) {
+  return HWY_DYNAMIC_DISPATCH(Squares)(x, second, floor, begin, end);
+}
+
+void ExactUpdate(TensorView weight, TensorView x, TensorView second, float floor, float keep,
+                 float step, int64_t begin, int64_t end, uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(Update)
+  (weight, x, second, floor, keep, step, begin, end, rounding_key);
+}
+
+void AdamWUpdate(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,
+                 const AdamWStep& step, int64_t begin, int64_t end, uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(AdamW)(weight, gradient, momentum, second, step, begin, end, rounding_key);
+}
+
+}  // namespace terrace::kernels
+#endif  // HWY_ONCE

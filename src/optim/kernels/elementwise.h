@@ -1,0 +1,46 @@
+// Passes over tensors whose second moment has an entry an element; the shape does not matter.
+// Each works on a range of elements whose start is a multiple of kStripe, so that callers choose
+// the parallel blocks; each is deterministic. "any" is float32 or bfloat16; moments are float32.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "optim/kernels/stochastic_rounding.h"
+
+namespace terrace::kernels {
+
+double SumOfSquares(TensorView x, int64_t begin, int64_t end);
+
+// With g = scale * gradient (any): momentum = beta1 * momentum + (1 - beta1) * g (empty: none) and
+// second = beta2 * second + (1 - beta2) * g^2. Returns the sum of `second`.
+double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
+                    TensorView second, double beta2, int64_t begin, int64_t end);
+
+struct ExactSquares {
+  double sum;       // of x^2 / max(second, floor)
+  int64_t floored;  // entries of second <= floor
+};
+ExactSquares SumExactSquares(TensorView x, TensorView second, float floor, int64_t begin,
+                             int64_t end);
+
+// weight = keep * weight - step * x / sqrt(max(second, floor)); weight and x any, bfloat16
+// weights by stochastic rounding.
+void ExactUpdate(TensorView weight, TensorView x, TensorView second, float floor, float keep,
+                 float step, int64_t begin, int64_t end, uint64_t rounding_key);
+
+struct AdamWStep {
+  float gradient_scale;
+  double beta1;
+  double beta2;
+  float keep;                // of the weight: 1 - lr * decay
+  float step;                // lr / (1 - beta1^s)
+  float inverse_correction;  // 1 / sqrt(1 - beta2^s)
+  float eps;
+};
+// Moments as above, then weight = keep * weight
+//   - step * momentum / (sqrt(second) * inverse_correction + eps), in one pass.
+void AdamWUpdate(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,
+                 const AdamWStep& step, int64_t begin, int64_t end, uint64_t rounding_key);
+
+}  // namespace terrace::kernels

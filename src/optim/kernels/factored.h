@@ -1,0 +1,34 @@
+// Passes over a matrix whose second moment is factored into rows and columns. Each works on a
+// range of rows, so that callers choose the parallel blocks; each is deterministic.
+//
+// Matrices are [rows, columns] row-major, "any" is float32 or bfloat16. Arrays over columns are
+// zero-padded to PaddedColumns.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "optim/kernels/stochastic_rounding.h"
+
+namespace terrace::kernels {
+
+constexpr int64_t PaddedColumns(int64_t columns) { return (columns + kUnit - 1) / kUnit * kUnit; }
+
+// Replaces row_sums[i], for rows [begin, end), and column_sums[j], all columns, by sums over those
+// rows of (scale * gradient)^2. gradient any. A momentum (f32, the same shape; empty for none)
+// becomes momentum * beta + scale * gradient * (1 - beta).
+void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
+                  int64_t end, float* row_sums, float* column_sums);
+
+// Sum over rows [begin, end) and all columns of (row_factors[i] * x[i, j] * column_factors[j])^2.
+// x any.
+double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
+                       const float* column_factors);
+
+// weight[i, j] = keep * weight[i, j] - step * row_factors[i] * x[i, j] * column_factors[j] for
+// rows [begin, end), bfloat16 by stochastic rounding. weight and x any.
+void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,
+                    int64_t end, const float* row_factors, const float* column_factors,
+                    uint64_t rounding_key);
+
+}  // namespace terrace::kernels

@@ -1,0 +1,54 @@
+// Stochastic rounding of float32 to bfloat16, defined here element by element; the SIMD kernels
+// compute exactly this, whatever their vector width.
+//
+// A float32 lies between two neighbouring bfloat16 values. Adding a uniform 16-bit number to its
+// lower half before cutting that half off picks the upper neighbour with a probability equal to
+// the distance from the lower one: the expectation is the float32 itself.
+//
+// The random numbers are counter-based. A tensor is cut into stripes of consecutive elements, at
+// most kStripe long and never longer than a row; (rounding key, stripe number) gives a 64-bit
+// stripe key by the project's generator (core/rng.h), once a stripe. Within a stripe a 32-bit
+// integer hash of the position, keyed with both halves of the stripe key, yields two 16-bit
+// numbers: one for each of two elements kHalfUnit apart.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/rng.h"
+
+namespace terrace::kernels {
+
+inline constexpr int64_t kStripe = 16384;  // elements
+inline constexpr int64_t kUnit = 64;       // elements that are processed together
+inline constexpr int64_t kHalfUnit = kUnit / 2;
+
+constexpr uint64_t StripeKey(uint64_t rounding_key, int64_t stripe) {
+  return RandomBits(rounding_key, static_cast<uint64_t>(stripe));
+}
+
+// The hash "lowbias32" of C. Wellons (https://nullprogram.com/blog/2018/07/31/), keyed: one half
+// of the key offsets the counter, the other enters between the two multiplications.
+constexpr uint32_t HashWord(uint64_t stripe_key, uint32_t counter) {
+  uint32_t x = counter + static_cast<uint32_t>(stripe_key);
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15) ^ static_cast<uint32_t>(stripe_key >> 32)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+// The 16 random bits of element `offset` of a stripe.
+constexpr uint32_t RoundingBits(uint64_t stripe_key, int64_t offset) {
+  const int64_t lane = offset % kUnit;
+  const uint32_t counter = static_cast<uint32_t>(offset / kUnit * kHalfUnit + lane % kHalfUnit);
+  const uint32_t word = HashWord(stripe_key, counter);
+  return lane < kHalfUnit ? word & 0xffffu : word >> 16;
+}
+
+// NaN stays NaN (quiet), infinities stay.
+constexpr BF16 RoundStochastically(float value, uint32_t random16) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+  return {static_cast<uint16_t>((bits + random16) >> 16)};
+}
+
+}  // namespace terrace::kernels

@@ -1,0 +1,122 @@
+#include "optim/optimizer.h"
+
+#include <cstring>
+
+#include "core/parallel.h"
+#include "core/rng.h"
+
+namespace terrace {
+namespace {
+
+// Sets this use of the seed apart from others.
+constexpr uint64_t kRoundingPurpose = 0x726f756e64;
+
+// Tensors up to this size are updated one a thread: several tensors at a time need no barrier
+// between the passes of a rule. Larger ones occupy all threads by themselves.
+constexpr int64_t kLargeTensor = int64_t{1} << 22;
+
+// The policy's rules, in the order of its entries. Throws Error naming policy and population.
+std::vector<std::unique_ptr<Rule>> MakeRules(const Policy& policy) {
+  std::vector<std::unique_ptr<Rule>> rules;
+  std::array<bool, kPopulations> seen{};
+  for (const PolicyEntry& entry : policy.entries) {
+    bool& twice = seen[static_cast<int>(entry.population)];
+    if (twice) {
+      Fail("policy {}: population {} has two rules", policy.name, NameOf(entry.population));
+    }
+    twice = true;
+    try {
+      rules.push_back(MakeRule(entry.rule, entry.settings));
+    } catch (const Error& error) {
+      Fail("policy {}: population {}: {}", policy.name, NameOf(entry.population), error.what());
+    }
+  }
+  return rules;
+}
+
+size_t EntryOf(const Policy& policy, const Parameter& parameter) {
+  for (size_t entry = 0; entry < policy.entries.size(); ++entry) {
+    if (policy.entries[entry].population == parameter.population) return entry;
+  }
+  Fail("policy {}: population {} has no rule; {} needs one", policy.name,
+       NameOf(parameter.population), parameter.name);
+}
+
+}  // namespace
+
+StateBytes StateBytesOf(const Policy& policy, const Parameters& parameters) {
+  const std::vector<std::unique_ptr<Rule>> rules = MakeRules(policy);
+  StateBytes bytes;
+  for (const Parameter& parameter : parameters) {
+    for (const StateSpec& spec : rules[EntryOf(policy, parameter)]->State(parameter)) {
+      const int64_t size = spec.shape.size() * BytesOf(spec.dtype);
+      bytes.total += size;
+      bytes.by_population[static_cast<int>(parameter.population)] += size;
+    }
+  }
+  return bytes;
+}
+
+Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& arena,
+                     uint64_t seed)
+    : dry_(arena.dry()),
+      seed_(MixKeys(seed, kRoundingPurpose)),
+      rules_(MakeRules(policy)),
+      steps_(parameters.size()) {
+  for (const Parameter& parameter : parameters) {
+    TERRACE_CHECK(parameter.id == static_cast<int64_t>(served_.size()), "{}: id {} at position {}",
+                  parameter.name, parameter.id, served_.size());
+    const size_t entry = EntryOf(policy, parameter);
+    const std::vector<StateSpec> specs = rules_[entry]->State(parameter);
+    served_.push_back({rules_[entry].get(), policy.entries[entry].settings,
+                       static_cast<int64_t>(views_.size()), static_cast<int64_t>(specs.size())});
+    for (const StateSpec& spec : specs) {
+      const std::string& name = names_.emplace_back(parameter.name + "." + spec.name);
+      const TensorView view =
+          arena.Allocate(Memory::kOptimizer, spec.dtype, spec.shape, name.c_str());
+      if (!dry_) std::memset(view.data, 0, view.bytes());
+      views_.push_back(view);
+    }
+  }
+}
+
+UpdateReport Optimizer::Apply(const Update& update, float learning_rate) {
+  const Parameter& parameter = *update.parameter;
+  const Served& served = served_[parameter.id];
+  const int64_t step = ++steps_[parameter.id];
+  if (dry_) return {};
+  TERRACE_CHECK(update.gradient.shape == parameter.value.shape, "{}: gradient {} for weight {}",
+                parameter.name, update.gradient.shape.ToString(), parameter.value.shape.ToString());
+  const StepContext context{.learning_rate = learning_rate * served.settings.lr_multiplier,
+                            .weight_decay = served.settings.weight_decay,
+                            .gradient_scale = update.gradient_scale,
+                            .tensor_step = step,
+                            .rounding_key = MixKeys(seed_, parameter.id, step)};
+  return served.rule->Apply(parameter, update.gradient,
+                            std::span(views_).subspan(served.first_view, served.views), context);
+}
+
+PopulationReports Optimizer::Apply(std::span<const Update> updates, float learning_rate) {
+  std::vector<UpdateReport> reports(updates.size());
+  std::vector<int64_t> small;
+  for (size_t i = 0; i < updates.size(); ++i) {
+    if (updates[i].parameter->value.size() <= kLargeTensor) {
+      small.push_back(static_cast<int64_t>(i));
+    } else {
+      reports[i] = Apply(updates[i], learning_rate);
+    }
+  }
+  ParallelFor(static_cast<int64_t>(small.size()), 1, [&](int64_t i, int64_t) {
+    reports[small[i]] = Apply(updates[small[i]], learning_rate);
+  });
+
+  PopulationReports sums{};
+  for (size_t i = 0; i < updates.size(); ++i) {
+    UpdateReport& sum = sums[static_cast<int>(updates[i].parameter->population)];
+    sum.floored += reports[i].floored;
+    sum.entries += reports[i].entries;
+  }
+  return sums;
+}
+
+}  // namespace terrace

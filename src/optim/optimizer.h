@@ -1,0 +1,72 @@
+// The optimizer: a policy's rules, and the state that they declare, for one list of parameters.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/arena.h"
+#include "model/parameter.h"
+#include "optim/policy.h"
+
+namespace terrace {
+
+// Bytes of state by declaration: nothing is allocated. Throws Error naming the population and the
+// tensor when the policy leaves a population without a rule.
+struct StateBytes {
+  int64_t total = 0;
+  std::array<int64_t, kPopulations> by_population{};
+};
+StateBytes StateBytesOf(const Policy& policy, const Parameters& parameters);
+
+// A tensor's update that is due.
+struct Update {
+  const Parameter* parameter;
+  TensorView gradient;   // float32 or bfloat16, the parameter's shape
+  float gradient_scale;  // multiplies the gradient first
+};
+
+using PopulationReports = std::array<UpdateReport, kPopulations>;
+
+class Optimizer {
+ public:
+  // State for parameters of ids 0, 1, ... in order, in the arena (Memory::kOptimizer), zeroed.
+  // `parameters` must outlive the optimizer; `seed` keys stochastic rounding. Throws Error naming
+  // population and tensor for a policy that cannot serve them.
+  Optimizer(const Policy& policy, const Parameters& parameters, Arena& arena, uint64_t seed);
+
+  // Updates one parameter; `learning_rate` is the schedule's, before the rule's multiplier.
+  // In a dry arena only the step is counted.
+  UpdateReport Apply(const Update& update, float learning_rate);
+  // Updates distinct parameters, small ones side by side. The result is that of one after another.
+  PopulationReports Apply(std::span<const Update> updates, float learning_rate);
+
+  // --- Checkpoints -----------------------------------------------------------------------------
+  // All state, named "PARAMETER.STATE" ("layers.1.ff.experts.0.w1.weight.momentum"); writable.
+  std::span<const TensorView> state() const { return views_; }
+  // Updates that each parameter has had, by parameter id; writable.
+  std::span<int64_t> steps() { return steps_; }
+  std::span<const int64_t> steps() const { return steps_; }
+
+ private:
+  struct Served {
+    const Rule* rule;
+    RuleSettings settings;
+    int64_t first_view;
+    int64_t views;
+  };
+
+  bool dry_;
+  uint64_t seed_;
+  std::vector<std::unique_ptr<Rule>> rules_;  // one an entry of the policy
+  std::vector<Served> served_;                // by parameter id
+  std::deque<std::string> names_;             // of views
+  std::vector<TensorView> views_;
+  std::vector<int64_t> steps_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,63 @@
+// adamw (Loshchilov and Hutter, arXiv 1711.05101), s the tensor's own step from 1:
+//   w <- w (1 - lr * decay)
+//   m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2
+//   w <- w - lr / (1 - beta1^s) * m / (sqrt(v) / sqrt(1 - beta2^s) + eps)
+#include <cmath>
+
+#include "core/parallel.h"
+#include "optim/kernels/elementwise.h"
+#include "optim/policy.h"
+#include "optim/rules/settings.h"
+
+namespace terrace {
+namespace {
+
+class AdamW final : public Rule {
+ public:
+  explicit AdamW(const RuleSettings& settings) : settings_(settings) {
+    CheckAdamSettings("adamw", settings);
+    if (!settings.momentum) Fail("adamw: momentum cannot be off");
+    if (settings.second_moment != SecondMoment::kExact) {
+      Fail("adamw: the second moment must be exact");
+    }
+    if (settings.eps_mode != EpsMode::kAbsolute) Fail("adamw: eps_mode must be absolute");
+    if (settings.rms_clip != 0) Fail("adamw: rms_clip must be 0");
+  }
+
+  std::vector<StateSpec> State(const Parameter& parameter) const override {
+    return {{"momentum", DType::kF32, parameter.value.shape},
+            {"second_moment", DType::kF32, parameter.value.shape}};
+  }
+
+  // Nothing is floored here: eps is added.
+  UpdateReport Apply(const Parameter& parameter, TensorView gradient,
+                     std::span<const TensorView> state, const StepContext& context) const override {
+    const double step = static_cast<double>(context.tensor_step);
+    const double lr = context.learning_rate;
+    const kernels::AdamWStep constants{
+        .gradient_scale = context.gradient_scale,
+        .beta1 = settings_.beta1,
+        .beta2 = settings_.beta2,
+        .keep = static_cast<float>(1 - lr * context.weight_decay),
+        .step = static_cast<float>(lr / (1 - std::pow(settings_.beta1, step))),
+        .inverse_correction =
+            static_cast<float>(1 / std::sqrt(1 - std::pow(settings_.beta2, step))),
+        .eps = static_cast<float>(settings_.eps)};
+    ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
+      kernels::AdamWUpdate(parameter.value, gradient, state[0], state[1], constants, begin, end,
+                           context.rounding_key);
+    });
+    return {};
+  }
+
+ private:
+  RuleSettings settings_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rule> MakeAdamW(const RuleSettings& settings) {
+  return std::make_unique<AdamW>(settings);
+}
+
+}  // namespace terrace

@@ -1,0 +1,248 @@
+// skewadam (arXiv 2607.19058), s the tensor's own step from 1, g the scaled gradient:
+//   w <- w (1 - lr * decay)
+//   factored (matrices): R, C the row and column means of g^2
+//     vr <- beta2 vr + (1 - beta2) R,   vc <- beta2 vc + (1 - beta2) C
+//     denominator_ij = sqrt(max(vr_i / max(mean(vr), 1e-15), eps)) * sqrt(max(vc_j, eps))
+//   exact: v <- beta2 v + (1 - beta2) g^2,   denominator = sqrt(max(v, eps))
+//   with momentum: m <- beta1 m + (1 - beta1) g,  x = m sqrt(1 - beta2^s) / (1 - beta1^s)
+//   without:                                      x = g sqrt(1 - beta2^s)
+//   u = x / denominator;   w <- w - lr * u / max(1, RMS(u) / rms_clip)
+//
+// eps floors the uncorrected vc (or v): with eps_mode relative it is eps * mean(vc) (or of v),
+// and the 1e-15 becomes kSmallest, so that the update does not depend on the gradient's scale.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "core/parallel.h"
+#include "optim/kernels/elementwise.h"
+#include "optim/kernels/factored.h"
+#include "optim/policy.h"
+#include "optim/rules/settings.h"
+
+namespace terrace {
+namespace {
+
+// What remains positive where all gradients are zero; its root and its inverse are normal floats.
+constexpr float kSmallest = 1e-30f;
+
+// The rows of a matrix in parallel blocks, which depend on the shape alone. At most kMostBlocks,
+// since each block has partial column sums of its own: scratch stays O(rows + columns).
+struct RowBlocks {
+  static constexpr int64_t kMostBlocks = 32;
+  static constexpr int64_t kFewestRows = 64;
+
+  explicit RowBlocks(int64_t row_count)
+      : rows(row_count),
+        block_rows(std::max(kFewestRows, (row_count + kMostBlocks - 1) / kMostBlocks)),
+        count((row_count + block_rows - 1) / block_rows) {}
+
+  int64_t rows;
+  int64_t block_rows;
+  int64_t count;
+};
+
+// Body: (block, first row, end row).
+template <typename Body>
+void ForBlocks(const RowBlocks& blocks, const Body& body) {
+  ParallelFor(blocks.count, 1, [&](int64_t block, int64_t) {
+    body(block, block * blocks.block_rows, std::min(blocks.rows, (block + 1) * blocks.block_rows));
+  });
+}
+
+float Mean(const float* values, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += values[i];
+  return static_cast<float>(sum / static_cast<double>(count));
+}
+
+class SkewAdam final : public Rule {
+ public:
+  explicit SkewAdam(const RuleSettings& settings) : settings_(settings) {
+    CheckAdamSettings("skewadam", settings);
+  }
+
+  std::vector<StateSpec> State(const Parameter& parameter) const override {
+    const Shape& shape = parameter.value.shape;
+    std::vector<StateSpec> state;
+    if (settings_.momentum) state.push_back({"momentum", DType::kF32, shape});
+    if (Factored(shape)) {
+      state.push_back({"row_second_moment", DType::kF32, {shape[0]}});
+      state.push_back({"column_second_moment", DType::kF32, {shape[1]}});
+    } else {
+      state.push_back({"second_moment", DType::kF32, shape});
+    }
+    return state;
+  }
+
+  // Floored entries are columns (vc) of a factored tensor and elements (v) of an exact one.
+  UpdateReport Apply(const Parameter& parameter, TensorView gradient,
+                     std::span<const TensorView> state, const StepContext& context) const override {
+    if (parameter.value.size() == 0) return {};
+    const TensorView momentum = settings_.momentum ? state[0] : TensorView{};
+    const std::span<const TensorView> moments = state.subspan(settings_.momentum ? 1 : 0);
+    const double step = static_cast<double>(context.tensor_step);
+    double correction = std::sqrt(1 - std::pow(settings_.beta2, step));
+    // The numerator is the momentum, which has the gradient's scale in it already, or the gradient.
+    correction *=
+        settings_.momentum ? 1 / (1 - std::pow(settings_.beta1, step)) : context.gradient_scale;
+    return Factored(parameter.value.shape)
+               ? ApplyFactored(parameter, gradient, momentum, moments[0], moments[1], context,
+                               static_cast<float>(correction))
+               : ApplyExact(parameter, gradient, momentum, moments[0], context,
+                            static_cast<float>(correction));
+  }
+
+ private:
+  bool Factored(const Shape& shape) const {
+    return settings_.second_moment == SecondMoment::kFactored && shape.rank() == 2;
+  }
+
+  float Floor(const float* moments, int64_t count) const {
+    const float eps = static_cast<float>(settings_.eps);
+    if (settings_.eps_mode == EpsMode::kAbsolute) return eps;
+    return std::max(eps * Mean(moments, count), kSmallest);
+  }
+
+  // lr / max(1, RMS(u) / rms_clip)
+  float StepSize(float learning_rate, double squares, int64_t size) const {
+    if (settings_.rms_clip == 0) return learning_rate;
+    const double rms = std::sqrt(squares / static_cast<double>(size));
+    return static_cast<float>(learning_rate / std::max(1.0, rms / settings_.rms_clip));
+  }
+
+  static float Keep(const StepContext& context) {
+    return static_cast<float>(1 -
+                              static_cast<double>(context.learning_rate) * context.weight_decay);
+  }
+
+  UpdateReport ApplyFactored(const Parameter& parameter, TensorView gradient, TensorView momentum,
+                             TensorView row_moments, TensorView column_moments,
+                             const StepContext& context, float correction) const {
+    const int64_t rows = parameter.value.rows();
+    const int64_t columns = parameter.value.columns();
+    const int64_t padded = kernels::PaddedColumns(columns);
+    const RowBlocks blocks(rows);
+    // Row factors, column factors, then the column sums of each block.
+    const auto scratch =
+        std::make_unique_for_overwrite<float[]>(rows + padded + blocks.count * padded);
+    float* row_factors = scratch.get();
+    float* column_factors = row_factors + rows;
+    float* column_sums = column_factors + padded;
+
+    ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+      kernels::FactoredSums(gradient, context.gradient_scale, momentum, settings_.beta1, begin, end,
+                            row_factors, column_sums + block * padded);
+    });
+    for (int64_t block = 1; block < blocks.count; ++block) {
+      for (int64_t j = 0; j < columns; ++j) column_sums[j] += column_sums[block * padded + j];
+    }
+
+    const UpdateReport report =
+        Factors(row_factors, row_moments.as<float>(), rows, column_sums, column_factors,
+                column_moments.as<float>(), columns, correction);
+    std::fill(column_factors + columns, column_factors + padded, 0.0f);
+
+    const TensorView numerator = settings_.momentum ? momentum : gradient;
+    double squares = 0;
+    if (settings_.rms_clip != 0) {
+      std::vector<double> partial(blocks.count);
+      // From the last block back: it is the one that the caches still hold.
+      ForBlocks(blocks, [&](int64_t block, int64_t, int64_t) {
+        const int64_t mirrored = blocks.count - 1 - block;
+        const int64_t begin = mirrored * blocks.block_rows;
+        partial[mirrored] =
+            kernels::FactoredSquares(numerator, begin, std::min(rows, begin + blocks.block_rows),
+                                     row_factors, column_factors);
+      });
+      for (double part : partial) squares += part;
+    }
+    const float size = StepSize(context.learning_rate, squares, rows * columns);
+    ForBlocks(blocks, [&](int64_t, int64_t begin, int64_t end) {
+      kernels::FactoredUpdate(parameter.value, numerator, Keep(context), size, begin, end,
+                              row_factors, column_factors, context.rounding_key);
+    });
+    return report;
+  }
+
+  // Updates the moments and turns sums of squares into factors of the numerator:
+  // row_factors[i] = correction / sqrt(max(vr / mean(vr), eps)), from row sums in place, and
+  // column_factors[j] = 1 / sqrt(max(vc, floor)).
+  UpdateReport Factors(float* row_factors, float* row_moments, int64_t rows,
+                       const float* column_sums, float* column_factors, float* column_moments,
+                       int64_t columns, float correction) const {
+    const auto average = [&](float* moments, const float* sums, int64_t count, int64_t summands) {
+      const float keep = static_cast<float>(settings_.beta2);
+      const float gain = static_cast<float>((1 - settings_.beta2) / static_cast<double>(summands));
+      for (int64_t i = 0; i < count; ++i) moments[i] = keep * moments[i] + gain * sums[i];
+    };
+    average(row_moments, row_factors, rows, columns);
+    average(column_moments, column_sums, columns, rows);
+
+    const bool absolute = settings_.eps_mode == EpsMode::kAbsolute;
+    const float mean = std::max(Mean(row_moments, rows), absolute ? 1e-15f : kSmallest);
+    const float eps = static_cast<float>(settings_.eps);
+    for (int64_t i = 0; i < rows; ++i) {
+      row_factors[i] = correction / std::sqrt(std::max(row_moments[i] / mean, eps));
+    }
+    const float floor = Floor(column_moments, columns);
+    UpdateReport report{0, columns};
+    for (int64_t j = 0; j < columns; ++j) {
+      report.floored += column_moments[j] <= floor;
+      column_factors[j] = 1 / std::sqrt(std::max(column_moments[j], floor));
+    }
+    return report;
+  }
+
+  UpdateReport ApplyExact(const Parameter& parameter, TensorView gradient, TensorView momentum,
+                          TensorView second, const StepContext& context, float correction) const {
+    constexpr int64_t kGrain = 4 * kernels::kStripe;
+    const int64_t size = parameter.value.size();
+    const TensorView numerator = settings_.momentum ? momentum : gradient;
+    const int64_t blocks = (size + kGrain - 1) / kGrain;
+
+    std::vector<double> sums(blocks);
+    ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
+      sums[begin / kGrain] =
+          kernels::ExactMoments(gradient, context.gradient_scale, momentum, settings_.beta1, second,
+                                settings_.beta2, begin, end);
+    });
+    float floor = static_cast<float>(settings_.eps);
+    if (settings_.eps_mode == EpsMode::kRelative) {
+      double sum = 0;
+      for (double part : sums) sum += part;
+      floor =
+          std::max(static_cast<float>(settings_.eps * sum / static_cast<double>(size)), kSmallest);
+    }
+
+    std::vector<kernels::ExactSquares> partial(blocks);
+    ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
+      partial[begin / kGrain] = kernels::SumExactSquares(numerator, second, floor, begin, end);
+    });
+    UpdateReport report{0, size};
+    double squares = 0;
+    for (const kernels::ExactSquares& part : partial) {
+      squares += part.sum;
+      report.floored += part.floored;
+    }
+    squares *= static_cast<double>(correction) * correction;
+
+    const float step = correction * StepSize(context.learning_rate, squares, size);
+    ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
+      kernels::ExactUpdate(parameter.value, numerator, second, floor, Keep(context), step, begin,
+                           end, context.rounding_key);
+    });
+    return report;
+  }
+
+  RuleSettings settings_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rule> MakeSkewAdam(const RuleSettings& settings) {
+  return std::make_unique<SkewAdam>(settings);
+}
+
+}  // namespace terrace

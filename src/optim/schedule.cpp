@@ -1,0 +1,76 @@
+#include "optim/schedule.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::string_view kNames[] = {"constant", "linear", "cosine", "wsd"};
+
+}  // namespace
+
+std::string_view NameOf(ScheduleKind kind) { return kNames[static_cast<int>(kind)]; }
+
+ScheduleKind ScheduleKindNamed(std::string_view name) {
+  for (size_t kind = 0; kind < std::size(kNames); ++kind) {
+    if (kNames[kind] == name) return static_cast<ScheduleKind>(kind);
+  }
+  Fail("schedule: no kind is called \"{}\"; known are {}", name, fmt::join(kNames, ", "));
+}
+
+void Schedule::Check() const {
+  if (!(peak > 0 && std::isfinite(peak))) {
+    Fail("schedule.learning_rate = {} is not a number above 0", peak);
+  }
+  if (steps < 1) Fail("schedule.steps = {} is not at least 1", steps);
+  if (warmup_steps < 0) Fail("schedule.warmup_steps = {} is negative", warmup_steps);
+  if (warmup_steps > steps) {
+    Fail("schedule.warmup_steps = {} exceeds the {} steps", warmup_steps, steps);
+  }
+  if (!(min_ratio >= 0 && min_ratio <= 1)) {
+    Fail("schedule.min_ratio = {} is not in [0, 1]", min_ratio);
+  }
+  if (decay_steps < 0) Fail("schedule.decay_steps = {} is negative", decay_steps);
+  if (kind == ScheduleKind::kWsd && decay_steps > steps - warmup_steps) {
+    Fail("schedule.decay_steps = {} exceeds the {} steps after warm-up", decay_steps,
+         steps - warmup_steps);
+  }
+}
+
+double Schedule::LearningRate(int64_t step) const {
+  TERRACE_CHECK(step >= 1, "step {}", step);
+  const auto ratio = [](int64_t part, int64_t whole) {
+    return std::min(1.0, static_cast<double>(part) / static_cast<double>(whole));
+  };
+  const auto linear = [&](double progress) { return peak * (1 - (1 - min_ratio) * progress); };
+
+  if (step <= warmup_steps) return peak * ratio(step, warmup_steps);
+  switch (kind) {
+    case ScheduleKind::kConstant:
+      return peak;
+    case ScheduleKind::kLinear:
+      return linear(ratio(step - warmup_steps, steps - warmup_steps));
+    case ScheduleKind::kCosine: {
+      const double progress = ratio(step - warmup_steps, steps - warmup_steps);
+      const double wave = (1 + std::cos(std::numbers::pi * progress)) / 2;
+      return peak * (min_ratio + (1 - min_ratio) * wave);
+    }
+    case ScheduleKind::kWsd: {
+      const int64_t decayed = step - (steps - decay_steps);
+      return decayed <= 0 ? peak : linear(ratio(decayed, decay_steps));
+    }
+  }
+  return peak;
+}
+
+int64_t StepsOfFraction(double fraction, int64_t steps) {
+  return std::llround(fraction * static_cast<double>(steps));
+}
+
+}  // namespace terrace

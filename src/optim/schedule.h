@@ -1,0 +1,40 @@
+// Learning-rate schedules.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace terrace {
+
+enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kWsd };
+// "constant", "linear", "cosine", "wsd"
+std::string_view NameOf(ScheduleKind kind);
+// Throws Error naming the known kinds.
+ScheduleKind ScheduleKindNamed(std::string_view name);
+
+// Steps count from 1 to S = `steps`. With W = warmup_steps, r = min_ratio and s the step:
+//   s <= W:   peak * s / W
+//   else, p = (s - W) / (S - W), in (0, 1]:
+//   constant: peak
+//   linear:   peak * (1 - (1 - r) * p)
+//   cosine:   peak * (r + (1 - r) * (1 + cos(pi * p)) / 2)
+//   wsd:      peak until step S - D, D = decay_steps, then linear in (s - (S - D)) / D
+// Step W has the peak, step S has peak * r (but for constant), and so has any step beyond S.
+struct Schedule {
+  ScheduleKind kind = ScheduleKind::kCosine;
+  double peak = 0;
+  int64_t steps = 0;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;  // wsd only
+  double min_ratio = 0;
+
+  // Throws Error naming the value at fault ("schedule.warmup_steps = 30 exceeds the 20 steps").
+  void Check() const;
+  // step >= 1
+  double LearningRate(int64_t step) const;
+};
+
+// A share of `steps`, to the nearest step: for warm-up and decay that are given as fractions.
+int64_t StepsOfFraction(double fraction, int64_t steps);
+
+}  // namespace terrace

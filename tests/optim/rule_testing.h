@@ -1,0 +1,195 @@
+// What the tests of rules share: parameters in an arena of their own, and the formulas in plain
+// double arithmetic.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/arena.h"
+#include "core/rng.h"
+#include "optim/policy.h"
+
+namespace terrace {
+
+inline void Fill(TensorView view, const std::vector<float>& values) {
+  ASSERT_EQ(view.size(), static_cast<int64_t>(values.size()));
+  for (int64_t i = 0; i < view.size(); ++i) {
+    if (view.dtype == DType::kF32) {
+      view.as<float>()[i] = values[i];
+    } else {
+      view.as<BF16>()[i] = ToBF16(values[i]);
+    }
+  }
+}
+
+inline std::vector<float> ValuesOf(TensorView view) {
+  std::vector<float> values(view.size());
+  for (int64_t i = 0; i < view.size(); ++i) {
+    values[i] = view.dtype == DType::kF32 ? view.as<float>()[i] : ToFloat(view.as<BF16>()[i]);
+  }
+  return values;
+}
+
+// N(0, deviation^2), rounded to what bfloat16 holds so that both dtypes can start alike.
+inline std::vector<float> RandomValues(int64_t size, double deviation, uint64_t key) {
+  std::vector<float> values(size);
+  for (int64_t i = 0; i < size; ++i) {
+    values[i] = ToFloat(ToBF16(static_cast<float>(deviation * RandomNormal(key, i))));
+  }
+  return values;
+}
+
+// One parameter, its gradient and its state under one rule.
+class RuleBench {
+ public:
+  RuleBench(const std::string& rule, const RuleSettings& settings, Shape shape,
+            DType weight_dtype = DType::kF32, DType gradient_dtype = DType::kF32)
+      : arena_(int64_t{32} * (shape.size() + 4096)), rule_(MakeRule(rule, settings)) {
+    parameter_.name = "tensor";
+    parameter_.population = Population::kExpert;
+    parameter_.id = 0;
+    parameter_.value = arena_.Allocate(Memory::kWeights, weight_dtype, shape, "tensor");
+    gradient_ = arena_.Allocate(Memory::kGradients, gradient_dtype, shape, "gradient");
+    for (const StateSpec& spec : rule_->State(parameter_)) {
+      state_.push_back(arena_.Allocate(Memory::kOptimizer, spec.dtype, spec.shape, "state"));
+      Fill(state_.back(), std::vector<float>(spec.shape.size()));
+    }
+    context_ = {.learning_rate = 0.01f,
+                .weight_decay = settings.weight_decay,
+                .gradient_scale = 1,
+                .tensor_step = 0,
+                .rounding_key = 0};
+  }
+
+  TensorView weight() const { return parameter_.value; }
+  TensorView gradient() const { return gradient_; }
+  std::vector<TensorView>& state() { return state_; }
+  StepContext& context() { return context_; }
+
+  UpdateReport Step() {
+    ++context_.tensor_step;
+    context_.rounding_key = MixKeys(17, context_.tensor_step);
+    return rule_->Apply(parameter_, gradient_, state_, context_);
+  }
+
+ private:
+  Arena arena_;
+  std::unique_ptr<Rule> rule_;
+  Parameter parameter_;
+  TensorView gradient_;
+  std::vector<TensorView> state_;
+  StepContext context_;
+};
+
+// Faults that parity tests must be able to see.
+enum class Fault { kNone, kDecayAfterUpdate, kAddedEps };
+
+// The formulas of rules/skewadam.cpp and rules/adamw.cpp, in double.
+class PlainRule {
+ public:
+  PlainRule(bool adamw, const RuleSettings& settings, double learning_rate, int64_t rows,
+            int64_t columns, bool factored, Fault fault = Fault::kNone)
+      : adamw_(adamw),
+        s_(settings),
+        lr_(learning_rate),
+        rows_(rows),
+        columns_(columns),
+        factored_(factored),
+        fault_(fault),
+        m_(rows * columns),
+        v_(rows * columns),
+        vr_(rows),
+        vc_(columns) {}
+
+  void Step(std::vector<double>& w, const std::vector<float>& g) {
+    ++step_;
+    const int64_t size = rows_ * columns_;
+    const double keep = 1 - lr_ * s_.weight_decay;
+    if (fault_ != Fault::kDecayAfterUpdate) Scale(w, keep);
+
+    const std::vector<double> denominator = Denominators(g);
+    const double b1 = 1 - std::pow(s_.beta1, step_);
+    const double b2 = std::sqrt(1 - std::pow(s_.beta2, step_));
+    std::vector<double> u(size);
+    for (int64_t i = 0; i < size; ++i) {
+      m_[i] = s_.beta1 * m_[i] + (1 - s_.beta1) * g[i];
+      if (adamw_) {
+        u[i] = m_[i] / b1 / (denominator[i] / b2 + s_.eps);
+      } else {
+        u[i] = (s_.momentum ? m_[i] * b2 / b1 : g[i] * b2) / denominator[i];
+      }
+    }
+    double squares = 0;
+    for (double x : u) squares += x * x;
+    const double rms = std::sqrt(squares / static_cast<double>(size));
+    const double clip = s_.rms_clip > 0 ? std::max(1.0, rms / s_.rms_clip) : 1;
+    for (int64_t i = 0; i < size; ++i) w[i] -= lr_ * u[i] / clip;
+    if (fault_ == Fault::kDecayAfterUpdate) Scale(w, keep);
+  }
+
+ private:
+  static void Scale(std::vector<double>& w, double factor) {
+    for (double& x : w) x *= factor;
+  }
+
+  // sqrt of v, above the floor.
+  double Root(double v, double eps) const {
+    if (adamw_) return std::sqrt(v);
+    return fault_ == Fault::kAddedEps ? std::sqrt(v) + eps : std::sqrt(std::max(v, eps));
+  }
+
+  static double Mean(const std::vector<double>& v) {
+    double sum = 0;
+    for (double x : v) sum += x;
+    return sum / static_cast<double>(v.size());
+  }
+
+  std::vector<double> Denominators(const std::vector<float>& g) {
+    std::vector<double> result(rows_ * columns_);
+    const bool relative = s_.eps_mode == EpsMode::kRelative;
+    if (!factored_) {
+      for (int64_t i = 0; i < rows_ * columns_; ++i) {
+        v_[i] = s_.beta2 * v_[i] + (1 - s_.beta2) * double{g[i]} * g[i];
+      }
+      const double eps = relative ? std::max(s_.eps * Mean(v_), 1e-30) : s_.eps;
+      for (int64_t i = 0; i < rows_ * columns_; ++i) result[i] = Root(v_[i], eps);
+      return result;
+    }
+    std::vector<double> r(rows_), c(columns_);
+    for (int64_t i = 0; i < rows_; ++i) {
+      for (int64_t j = 0; j < columns_; ++j) {
+        const double square = double{g[i * columns_ + j]} * g[i * columns_ + j];
+        r[i] += square / static_cast<double>(columns_);
+        c[j] += square / static_cast<double>(rows_);
+      }
+    }
+    for (int64_t i = 0; i < rows_; ++i) vr_[i] = s_.beta2 * vr_[i] + (1 - s_.beta2) * r[i];
+    for (int64_t j = 0; j < columns_; ++j) vc_[j] = s_.beta2 * vc_[j] + (1 - s_.beta2) * c[j];
+    const double mean = std::max(Mean(vr_), relative ? 1e-30 : 1e-15);
+    const double eps = relative ? std::max(s_.eps * Mean(vc_), 1e-30) : s_.eps;
+    for (int64_t i = 0; i < rows_; ++i) {
+      for (int64_t j = 0; j < columns_; ++j) {
+        result[i * columns_ + j] = Root(vr_[i] / mean, s_.eps) * Root(vc_[j], eps);
+      }
+    }
+    return result;
+  }
+
+  bool adamw_;
+  RuleSettings s_;
+  double lr_;
+  int64_t rows_;
+  int64_t columns_;
+  bool factored_;
+  Fault fault_;
+  int step_ = 0;
+  std::vector<double> m_, v_, vr_, vc_;
+};
+
+}  // namespace terrace
