@@ -4,15 +4,7 @@
 
 #include "core/atomic_file.h"
 #include "core/error.h"
-#if __has_include("model/presets.h")
 #include "model/presets.h"
-#else
-namespace terrace {
-static ModelConfig Preset(std::string_view name) {
-  Fail("model.preset = \"{}\": no presets", name);
-}
-}  // namespace terrace
-#endif
 
 namespace terrace {
 namespace {
@@ -27,12 +19,17 @@ const Names<NormKind> kNormNames = {{"layernorm", NormKind::kLayerNorm},
 const Names<FeedForwardKind> kFeedForwardNames = {{"dense", FeedForwardKind::kDense},
                                                   {"moe", FeedForwardKind::kMoe}};
 const Names<RouterScore> kScoreNames = {{"softmax", RouterScore::kSoftmax}};
-const Names<ScheduleKind> kScheduleNames = {{"constant", ScheduleKind::kConstant},
-                                            {"linear", ScheduleKind::kLinear},
-                                            {"cosine", ScheduleKind::kCosine},
-                                            {"wsd", ScheduleKind::kWsd}};
-const Names<ClipKind> kClipNames = {
-    {"none", ClipKind::kNone}, {"tensor", ClipKind::kTensor}, {"global", ClipKind::kGlobal}};
+// The names that the kinds have themselves.
+template <typename E>
+Names<E> NamesOf(std::initializer_list<E> kinds) {
+  Names<E> names;
+  for (E kind : kinds) names.emplace_back(NameOf(kind), kind);
+  return names;
+}
+const Names<ScheduleKind> kScheduleNames = NamesOf(
+    {ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kWsd});
+const Names<ClippingKind> kClippingNames =
+    NamesOf({ClippingKind::kNone, ClippingKind::kGlobalNorm, ClippingKind::kPerTensor});
 const Names<DType> kPrecisionNames = {{"f32", DType::kF32}, {"bf16", DType::kBF16}};
 
 // Key prefixes of what makes a run the run it is: continued under other values it would be a
@@ -113,14 +110,18 @@ std::vector<Field> FieldsOf(RunConfig& config) {
       {"training.threads", &training.threads, "0: as many as run at once", 0, 4096},
 
       {"optimizer.policy", &optimizer.policy, "which rule and state each population gets"},
-      {"optimizer.learning_rate", &optimizer.learning_rate, "after warm-up", 0, 1e3},
+      {"optimizer.learning_rate", &optimizer.learning_rate, "peak; the policy's own if left out", 0,
+       1e3},
       {"optimizer.schedule", Choice(optimizer.schedule, kScheduleNames),
        "constant, linear, cosine or wsd"},
-      {"optimizer.warmup_ratio", &optimizer.warmup_ratio, "of all steps", 0, 1},
-      {"optimizer.decay_ratio", &optimizer.decay_ratio, "of all steps, at the end (wsd)", 0, 1},
+      {"optimizer.warmup_fraction", &optimizer.warmup_fraction, "of all steps", 0, 1},
+      {"optimizer.decay_fraction", &optimizer.decay_fraction, "of all steps, at the end (wsd)", 0,
+       1},
       {"optimizer.min_ratio", &optimizer.min_ratio, "of learning_rate, at the end", 0, 1},
-      {"optimizer.clip", Choice(optimizer.clip, kClipNames), "none, tensor or global"},
-      {"optimizer.clip_norm", &optimizer.clip_norm, "largest gradient norm", 1e-12, kUnbounded},
+      {"optimizer.clipping", Choice(optimizer.clipping.kind, kClippingNames),
+       "none, global_norm or per_tensor"},
+      {"optimizer.max_norm", &optimizer.clipping.max_norm, "of gradients, where clipping is on",
+       1e-12, kUnbounded},
       {"optimizer.weight_decay", &optimizer.weight_decay, "over the policy's own", 0, 1e3},
   };
   for (int i = 0; i < kPopulations; ++i) {
@@ -143,7 +144,7 @@ RunConfig LoadConfig(const std::filesystem::path& path,
   apply(config);
   if (!config.preset.empty()) {
     RunConfig from_preset;
-    from_preset.model = Preset(config.preset);
+    from_preset.model = PresetNamed(config.preset);
     apply(from_preset);
     config = from_preset;
     config.preset.clear();
@@ -172,6 +173,29 @@ void CheckConfig(const RunConfig& config) {
     Fail("training.micro_batch x sequence_length x micro_batches = {} tokens a step", tokens);
   }
   if (config.data.folder.empty()) Fail("data.folder is missing");
+  ScheduleOf(config).Check();
+}
+
+Policy PolicyOf(const RunConfig& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  Policy policy = PolicyNamed(optimizer.policy);
+  for (PolicyEntry& entry : policy.entries) {
+    float& decay = entry.settings.weight_decay;
+    decay = optimizer.weight_decay.value_or(decay);
+    decay = optimizer.weight_decay_of[static_cast<size_t>(entry.population)].value_or(decay);
+  }
+  return policy;
+}
+
+Schedule ScheduleOf(const RunConfig& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  const int64_t steps = config.training.steps;
+  return {.kind = optimizer.schedule,
+          .peak = optimizer.learning_rate.value_or(PolicyNamed(optimizer.policy).learning_rate),
+          .steps = steps,
+          .warmup_steps = StepsOfFraction(optimizer.warmup_fraction, steps),
+          .decay_steps = StepsOfFraction(optimizer.decay_fraction, steps),
+          .min_ratio = optimizer.min_ratio};
 }
 
 void CheckSameRun(RunConfig old_config, RunConfig new_config) {

@@ -11,6 +11,9 @@
 
 #include "model/config.h"
 #include "model/parameter.h"
+#include "optim/clipping.h"
+#include "optim/policy.h"
+#include "optim/schedule.h"
 #include "train/fields.h"
 
 namespace terrace {
@@ -37,21 +40,17 @@ struct TrainingConfig {
   int64_t StepTokens() const { return micro_batches * micro_batch * sequence_length; }
 };
 
-enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kWsd };
-enum class ClipKind : uint8_t { kNone, kTensor, kGlobal };
-
 struct OptimizerConfig {
   std::string policy = "skewadam";
-  float learning_rate = 3e-4f;
+  std::optional<float> learning_rate;  // peak; empty: the policy's own
   ScheduleKind schedule = ScheduleKind::kCosine;
-  float warmup_ratio = 0.03f;  // of all steps
-  float decay_ratio = 0.2f;    // of all steps, at the end; wsd only
-  float min_ratio = 0;         // of learning_rate, at the end of linear, cosine and wsd
+  float warmup_fraction = 0.03f;  // of all steps
+  float decay_fraction = 0.2f;    // of all steps, at the end; wsd only
+  float min_ratio = 0;            // of learning_rate, at the end of linear, cosine and wsd
   // Over the policy's own, for all populations or for one.
   std::optional<float> weight_decay;
   std::array<std::optional<float>, kPopulations> weight_decay_of;
-  ClipKind clip = ClipKind::kGlobal;
-  float clip_norm = 1;
+  Clipping clipping;
 };
 
 struct RunConfig {
@@ -72,6 +71,10 @@ RunConfig LoadConfig(const std::filesystem::path& path,
 
 // Impossible combinations, named by key. LoadConfig calls it.
 void CheckConfig(const RunConfig& config);
+
+// The named policy with the configuration's weight decay.
+Policy PolicyOf(const RunConfig& config);
+Schedule ScheduleOf(const RunConfig& config);
 
 // Throws Error naming the key if a run under `old_config` cannot go on under `new_config`.
 void CheckSameRun(RunConfig old_config, RunConfig new_config);

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "model/presets.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -90,6 +91,33 @@ TEST_F(ConfigTest, AssignmentsComeLastAndNeedNoQuotes) {
   EXPECT_EQ(config.data.tokenizer, "bytes");
 }
 
+TEST_F(ConfigTest, APresetIsWhatOtherKeysChange) {
+  const RunConfig config = Load(
+      "[model]\nwidth = 128\npreset = \"moe-laptop\"\n[data]\nfolder = \"shards\"\n"
+      "[training]\nprecision = \"bf16\"\n");
+  const ModelConfig preset = PresetNamed("moe-laptop");
+  EXPECT_EQ(config.model.width, 128);
+  EXPECT_EQ(config.model.weight_dtype, DType::kBF16);
+  EXPECT_EQ(config.model.experts, preset.experts);
+  EXPECT_EQ(config.model.router.z_coefficient, preset.router.z_coefficient);
+}
+
+TEST_F(ConfigTest, WeightDecayAndLearningRateComeFromThePolicyUnlessTold) {
+  const auto decay_of = [](const RunConfig& config, Population population) {
+    for (const PolicyEntry& entry : PolicyOf(config).entries) {
+      if (entry.population == population) return entry.settings.weight_decay;
+    }
+    return -1.0f;
+  };
+  const RunConfig plain = Load(kGood);
+  EXPECT_EQ(decay_of(plain, Population::kExpert), 0.1f);
+  EXPECT_EQ(decay_of(plain, Population::kRouter), 0.0f);  // weight_decay_of.router
+  EXPECT_EQ(ScheduleOf(plain).peak, 1e-3f);
+  const RunConfig told = Load(kGood, {"optimizer.weight_decay=0.5"});
+  EXPECT_EQ(decay_of(told, Population::kExpert), 0.5f);
+  EXPECT_EQ(decay_of(told, Population::kRouter), 0.0f);
+}
+
 TEST_F(ConfigTest, TheWrittenConfigReadsBackAsItself) {
   RunConfig config = Load(kGood, {"optimizer.learning_rate=0.00012345679"});
   const std::string text = ToToml(FieldsOf(config));
@@ -152,9 +180,14 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamedWithTheirLine) {
        "run.toml:21: optimizer.learning_rate = nan has to be a number"},
       {"learning_rate = 1e-3", "learning_rate = inf", "optimizer.learning_rate = inf has to be"},
       {"learning_rate = 1e-3", "learning_rate = -1", "optimizer.learning_rate = -1 is not within"},
-      {"learning_rate = 1e-3", "clip_norm = 0", "optimizer.clip_norm = 0 is below"},
+      {"learning_rate = 1e-3", "max_norm = 0", "optimizer.max_norm = 0 is below"},
       {"learning_rate = 1e-3", "policy = true", "run.toml:21: "},
       {"policy = \"adamw\"", "policy = true", "optimizer.policy = true has to be text in quotes"},
+      {"policy = \"adamw\"", "policy = \"adamv\"",
+       "run.toml: policy: no policy is called \"adamv\""},
+      {"learning_rate = 1e-3", "schedule = \"wsd\"\nwarmup_fraction = 0.5\ndecay_fraction = 0.6",
+       "exceeds the"},
+      {"[model]\n", "[model]\npreset = \"moe-labtop\"\n", "the nearest is \"moe-laptop\""},
       {"folder = \"shards\"", "", "run.toml: data.folder is missing"},
       {"sequence_length = 16", "sequence_length = 65",
        "run.toml: training.sequence_length = 65 exceeds model.max_positions = 64"},
@@ -194,8 +227,8 @@ TEST_F(ConfigTest, MistakesInAssignmentsAreNamed) {
 TEST_F(ConfigTest, ARunGoesOnOnlyAsItself) {
   const RunConfig config = Load(kGood);
   CheckSameRun(config, Load(kGood, {"training.steps=5", "training.threads=1", "training.keep=9"}));
-  for (const std::string assignment :
-       {"model.width=64", "training.seed=2", "training.micro_batches=2", "optimizer.policy=lion"}) {
+  for (const std::string assignment : {"model.width=64", "training.seed=2",
+                                       "training.micro_batches=2", "optimizer.policy=skewadam"}) {
     try {
       CheckSameRun(config, Load(kGood, {assignment}));
       FAIL() << assignment;

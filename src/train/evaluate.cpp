@@ -1,0 +1,43 @@
+#include "train/evaluate.h"
+
+#include <cmath>
+#include <vector>
+
+#include "data/batches.h"
+#include "train/step.h"
+
+namespace terrace {
+
+static_assert(kNoTarget == kIgnoredTarget);
+
+Evaluation Evaluate(Model& model, const Dataset& dataset, const EvaluationShape& shape) {
+  const EvaluationBatches batches(dataset, shape.sequences, shape.length,
+                                  shape.max_batches * shape.sequences);
+  const Arena::Frame frame(model.backend().arena());
+  const MicroBatch batch =
+      AllocateMicroBatches(model.backend().arena(), 1, shape.sequences, shape.length)[0];
+  const std::span<int32_t> targets = batch.targets.span<int32_t>();
+  std::vector<int64_t> counts(static_cast<size_t>(dataset.vocab_size()));
+  double loss = 0;
+  for (int64_t index = 0; index < batches.batches(); ++index) {
+    batches.Read(index, batch.inputs.span<int32_t>(), targets);
+    for (int32_t target : targets) {
+      if (target != kNoTarget) ++counts[static_cast<size_t>(target)];
+    }
+    loss += ForwardLoss(model, batch);
+  }
+  Evaluation evaluation;
+  evaluation.tokens = batches.targets();
+  evaluation.loss = loss / static_cast<double>(evaluation.tokens);
+  evaluation.perplexity = std::exp(evaluation.loss);
+  evaluation.unigram_entropy = UnigramEntropy(counts);
+  return evaluation;
+}
+
+void PlanEvaluation(Model& model, const EvaluationShape& shape) {
+  const Arena::Frame frame(model.backend().arena());
+  ForwardLoss(model,
+              AllocateMicroBatches(model.backend().arena(), 1, shape.sequences, shape.length)[0]);
+}
+
+}  // namespace terrace

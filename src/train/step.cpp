@@ -1,0 +1,200 @@
+// Letters as in backend/backend.h; M is the number of micro-batches of a step.
+#include "train/step.h"
+
+#include <cmath>
+#include <memory>
+
+#include "core/rng.h"
+
+namespace terrace {
+namespace {
+
+// Frames of the blocks, given back in reverse order also when an error passes through.
+class FrameStack {
+ public:
+  explicit FrameStack(Arena& arena) : arena_(arena) {}
+  ~FrameStack() {
+    while (!frames_.empty()) Pop();
+  }
+  void Push() { frames_.emplace_back(arena_); }
+  void Pop() { frames_.pop_back(); }
+
+ private:
+  Arena& arena_;
+  std::vector<Arena::Frame> frames_;
+};
+
+int64_t CountedTokens(std::span<const MicroBatch> micro_batches) {
+  int64_t tokens = 0;
+  for (const MicroBatch& batch : micro_batches) {
+    if (batch.targets.data == nullptr) {  // a dry run
+      tokens += batch.tokens();
+      continue;
+    }
+    for (int32_t target : batch.targets.span<int32_t>()) tokens += target == kIgnoredTarget ? 0 : 1;
+  }
+  return tokens;
+}
+
+TensorView NewActivation(Model& model, const MicroBatch& batch, const char* name) {
+  return model.backend().arena().Allocate(Memory::kActivations, DType::kF32,
+                                          {batch.tokens(), model.config().width}, name);
+}
+
+// The block's output, without what backward would need.
+TensorView ForwardOnly(Model& model, Block& block, const Pass& pass, TensorView x,
+                       LayerRouting* routing) {
+  const TensorView out = NewActivation(model, pass.batch, "kept.out");
+  const Arena::Frame frame(model.backend().arena());
+  std::unique_ptr<Block::Saved> saved;
+  model.backend().Copy(block.Forward(pass, x, saved, routing), out);
+  return out;
+}
+
+// Replaces x by the block's output: two activations serve any number of blocks.
+void ForwardInPlace(Model& model, Block& block, const Pass& pass, TensorView x) {
+  const Arena::Frame frame(model.backend().arena());
+  model.backend().Copy(ForwardOnly(model, block, pass, x, nullptr), x);
+}
+
+// The first thing, in the order of computation, that holds NaN or infinity.
+std::string FirstNonFinite(Model& model, std::span<const MicroBatch> micro_batches,
+                           uint64_t noise_key) {
+  Backend& backend = model.backend();
+  for (const Parameter& parameter : model.parameters()) {
+    if (!std::isfinite(backend.SumOfSquares(parameter.value))) return parameter.name;
+  }
+  for (size_t m = 0; m < micro_batches.size(); ++m) {
+    const Pass pass{
+        .batch = micro_batches[m], .training = true, .noise_key = MixKeys(noise_key, m)};
+    const Arena::Frame frame(backend.arena());
+    TensorView x = model.Embed(pass);
+    if (!std::isfinite(backend.SumOfSquares(x))) return "the embedding's output";
+    for (size_t i = 0; i < model.blocks().size(); ++i) {
+      ForwardInPlace(model, *model.blocks()[i], pass, x);
+      if (!std::isfinite(backend.SumOfSquares(x))) return fmt::format("layers.{}'s output", i);
+    }
+  }
+  return "the loss";
+}
+
+void AddRouting(const std::vector<LayerRouting>& layers, double weight, StepLosses& result) {
+  if (result.routing.empty()) result.routing.resize(layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const RouterStatistics& statistics = layers[i].statistics;
+    LayerRouting& sum = result.routing[i];
+    sum.layer = layers[i].layer;
+    sum.statistics.aux_loss += weight * statistics.aux_loss;
+    sum.statistics.z_loss += weight * statistics.z_loss;
+    // A mean over tokens: weighted by them here, divided by their sum at the end.
+    sum.statistics.entropy += statistics.entropy * static_cast<double>(statistics.tokens);
+    sum.statistics.tokens += statistics.tokens;
+    sum.counts.resize(layers[i].counts.size());
+    for (size_t e = 0; e < sum.counts.size(); ++e) sum.counts[e] += layers[i].counts[e];
+  }
+}
+
+// Sum of token losses of one micro-batch, its gradients left in `sink`.
+double MicroStep(Model& model, const Pass& pass, bool checkpointing, GradientSink& sink,
+                 std::vector<LayerRouting>& routing) {
+  const auto blocks = model.blocks();
+  Arena& arena = model.backend().arena();
+  const Arena::Frame frame(arena);
+  const TensorView dx = NewActivation(model, pass.batch, "dx");  // [N, D]
+  FrameStack frames(arena);
+
+  std::vector<TensorView> inputs;  // [N, D] of every block
+  std::vector<std::unique_ptr<Block::Saved>> saved(blocks.size());
+  TensorView x = model.Embed(pass);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    frames.Push();
+    inputs.push_back(x);
+    LayerRouting layer;
+    x = checkpointing ? ForwardOnly(model, *blocks[i], pass, x, &layer)
+                      : blocks[i]->Forward(pass, x, saved[i], &layer);
+    if (blocks[i]->feed_forward() == FeedForwardKind::kMoe) routing.push_back(std::move(layer));
+  }
+
+  const double loss = model.HeadAndLoss(pass, x, dx, &sink);
+
+  for (size_t i = blocks.size(); i-- > 0;) {
+    if (checkpointing) {
+      const Arena::Frame recomputed(arena);
+      blocks[i]->Forward(pass, inputs[i], saved[i], nullptr);
+      blocks[i]->Backward(pass, *saved[i], dx, sink);
+      saved[i].reset();
+    } else {
+      blocks[i]->Backward(pass, *saved[i], dx, sink);
+    }
+    frames.Pop();
+  }
+  model.EmbedBackward(pass, dx, sink);
+  return loss;
+}
+
+}  // namespace
+
+StepLosses ForwardBackward(Model& model, std::span<const MicroBatch> micro_batches,
+                           uint64_t noise_key, bool checkpointing, GradientSink& sink) {
+  StepLosses result;
+  result.tokens = CountedTokens(micro_batches);
+  const double share = 1.0 / static_cast<double>(micro_batches.size());
+  const double per_token = result.tokens == 0 ? 0 : 1.0 / static_cast<double>(result.tokens);
+  for (size_t m = 0; m < micro_batches.size(); ++m) {
+    const Pass pass{.batch = micro_batches[m],
+                    .training = true,
+                    .noise_key = MixKeys(noise_key, m),
+                    .loss_scale = static_cast<float>(per_token),
+                    .balance_scale = static_cast<float>(share)};
+    std::vector<LayerRouting> routing;
+    result.loss += per_token * MicroStep(model, pass, checkpointing, sink, routing);
+    AddRouting(routing, share, result);
+  }
+  for (LayerRouting& layer : result.routing) {
+    if (layer.statistics.tokens > 0) {
+      layer.statistics.entropy /= static_cast<double>(layer.statistics.tokens);
+    }
+    result.aux_loss += layer.statistics.aux_loss;
+    result.z_loss += layer.statistics.z_loss;
+  }
+  return result;
+}
+
+StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
+                     const StepSettings& settings, StepSink& sink) {
+  sink.BeginStep(std::ssize(micro_batches), settings.learning_rate);
+  StepReport report;
+  report.losses =
+      ForwardBackward(model, micro_batches, settings.noise_key, settings.checkpointing, sink);
+  if (!std::isfinite(report.losses.loss)) {
+    Fail("the loss is {}: {} is not finite", report.losses.loss,
+         FirstNonFinite(model, micro_batches, settings.noise_key));
+  }
+  report.update = sink.Finish();
+  if (report.update.fault != nullptr) {
+    Fail("the gradient of {} is not finite", report.update.fault->name);
+  }
+  return report;
+}
+
+double ForwardLoss(Model& model, const MicroBatch& batch) {
+  const Pass pass{.batch = batch};
+  const Arena::Frame frame(model.backend().arena());
+  TensorView x = model.Embed(pass);
+  for (const auto& block : model.blocks()) ForwardInPlace(model, *block, pass, x);
+  return model.HeadAndLoss(pass, x, {}, nullptr);
+}
+
+std::vector<MicroBatch> AllocateMicroBatches(Arena& arena, int64_t count, int64_t B, int64_t T) {
+  std::vector<MicroBatch> batches;
+  for (int64_t m = 0; m < count; ++m) {
+    batches.push_back(
+        {.sequences = B,
+         .length = T,
+         .inputs = arena.Allocate(Memory::kActivations, DType::kI32, {B * T}, "inputs"),
+         .targets = arena.Allocate(Memory::kActivations, DType::kI32, {B * T}, "targets")});
+  }
+  return batches;
+}
+
+}  // namespace terrace

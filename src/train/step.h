@@ -1,0 +1,49 @@
+// One training step:
+// batch -> forward(blocks) -> head and loss -> backward(blocks, reversed) -> sink.finish.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/model.h"
+#include "optim/step_sink.h"
+
+namespace terrace {
+
+struct StepLosses {
+  double loss = 0;      // mean over counted tokens of the cross-entropy, in nats
+  int64_t tokens = 0;   // counted: those whose target is not ignored
+  double aux_loss = 0;  // with its coefficient; sum over layers, mean over micro-batches
+  double z_loss = 0;    // likewise
+  std::vector<LayerRouting> routing;  // one a MoE layer; counts summed over micro-batches
+};
+
+// Runs `micro_batches` one after the other forward and back, and leaves in `sink` the gradient of
+//   mean over counted tokens of the cross-entropy + mean over micro-batches of balance losses.
+// With `checkpointing` a block keeps its input only and is run again for its backward pass.
+// `noise_key` is one per (seed, step). In a dry run all numbers are 0.
+StepLosses ForwardBackward(Model& model, std::span<const MicroBatch> micro_batches,
+                           uint64_t noise_key, bool checkpointing, GradientSink& sink);
+
+struct StepSettings {
+  float learning_rate = 0;
+  uint64_t noise_key = 0;
+  bool checkpointing = false;
+};
+struct StepReport {
+  StepLosses losses;
+  StepResult update;
+};
+// The whole step. Throws Error naming the first tensor at fault when the loss or a gradient is not
+// finite; then no weight and no state was changed.
+StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
+                     const StepSettings& settings, StepSink& sink);
+
+// Sum over counted tokens of the cross-entropy in nats, without gradients, noise or balance losses.
+double ForwardLoss(Model& model, const MicroBatch& batch);
+
+// Micro-batches of B sequences of T tokens in new activations, to be filled.
+std::vector<MicroBatch> AllocateMicroBatches(Arena& arena, int64_t count, int64_t B, int64_t T);
+
+}  // namespace terrace
