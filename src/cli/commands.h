@@ -1,0 +1,14 @@
+// The commands of the program. Each is added to the application with its options, and runs when it
+// is parsed; faults are thrown as Error, which main turns into one line and exit code 1.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace terrace {
+
+void AddTokenizerCommand(CLI::App& app);  // tokenizer train|encode|decode
+void AddDataCommand(CLI::App& app);       // data prepare|check
+
+}  // namespace terrace

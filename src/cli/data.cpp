@@ -1,0 +1,117 @@
+// terrace data prepare|check
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/corpus_flags.h"
+#include "cli/progress_line.h"
+#include "cli/streams.h"
+#include "core/error.h"
+#include "data/dataset.h"
+#include "data/prepare.h"
+#include "data/tokenizer_files.h"
+
+namespace terrace {
+namespace {
+
+struct PrepareFlags {
+  PrepareOptions options;
+  std::string tokenizer = "bytes";
+};
+
+std::string LineOf(Split split, const SplitSummary& summary) {
+  return fmt::format(
+      "{:<5}  {} tokens from {} bytes, unigram entropy {:.4f} nats (perplexity {:.1f})\n",
+      NameOf(split), summary.tokens, summary.bytes, summary.entropy_nats,
+      std::exp(summary.entropy_nats));
+}
+
+void Prepare(const PrepareFlags& flags) {
+  const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
+  CorpusSummary summary;
+  {
+    ProgressLine line;
+    summary = PrepareCorpus(flags.options, tokenizer, line.callback());
+  }
+  WriteOutput("-", fmt::format("{}: {} documents of {} files, vocabulary {}\n",
+                               flags.options.output.string(), summary.documents, summary.files,
+                               summary.vocab_size) +
+                       LineOf(Split::kTrain, summary.train) + LineOf(Split::kVal, summary.val));
+}
+
+void CheckFile(const TokenFile& file) {
+  file.VerifyChecksum();
+  const int64_t limit = file.vocab_size() > 0 ? file.vocab_size() : INT32_MAX;
+  int32_t largest = 0;
+  std::vector<int32_t> block;
+  for (int64_t first = 0; first < file.size(); first += static_cast<int64_t>(block.size())) {
+    block.resize(static_cast<size_t>(std::min<int64_t>(file.size() - first, 1 << 20)));
+    file.Read(first, limit, block);
+    largest = std::max(largest, *std::ranges::max_element(block));
+  }
+  WriteOutput(
+      "-",
+      fmt::format("{}: {} tokens, largest id {}{}\n", file.path().string(), file.size(), largest,
+                  file.vocab_size() > 0 ? fmt::format(", vocabulary {}", file.vocab_size()) : ""));
+}
+
+void Check(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return CheckFile(TokenFile(path));
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    if (entry.path().extension() == ".bin") files.push_back(entry.path());
+  }
+  if (files.empty()) Fail("{} has no token files (*.bin)", path.string());
+  std::ranges::sort(files);
+  for (const auto& file : files) CheckFile(TokenFile(file));
+}
+
+void AddPrepare(CLI::App& parent) {
+  const auto flags = std::make_shared<PrepareFlags>();
+  PrepareOptions& options = flags->options;
+  CLI::App* command =
+      parent.add_subcommand("prepare", "Turn text into shards of tokens for train and val");
+  command
+      ->add_option("-t,--tokenizer", flags->tokenizer,
+                   "'bytes', a tokenizer.json, or a folder with it or with vocab.json and "
+                   "merges.txt")
+      ->option_text("NAME")
+      ->capture_default_str();
+  command->add_option("-o,--output", options.output, "The folder to write; must not exist")
+      ->option_text("FOLDER")
+      ->required();
+  command
+      ->add_option("--val-fraction", options.val_fraction,
+                   "Share of the documents for validation, chosen by a hash of their start")
+      ->option_text("X")
+      ->capture_default_str();
+  command
+      ->add_option("--piece-bytes", options.piece_bytes,
+                   "Longer documents are cut before that choice, at line ends")
+      ->option_text("N")
+      ->capture_default_str();
+  AddCorpusFlags(*command, options.corpus);
+  command->callback([flags] { Prepare(*flags); });
+}
+
+}  // namespace
+
+void AddDataCommand(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("data", "Prepare training data");
+  command->require_subcommand(1);
+  AddPrepare(*command);
+  const auto path = std::make_shared<std::filesystem::path>();
+  CLI::App* check = command->add_subcommand(
+      "check", "Read token files (Terrace, llm.c, nanoGPT) whole and verify them");
+  check->add_option("path", *path, "A folder of .bin files, or a single one")
+      ->option_text("PATH")
+      ->required();
+  check->callback([path] { Check(*path); });
+}
+
+}  // namespace terrace

@@ -1,0 +1,23 @@
+#include "cli/streams.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace terrace {
+
+MappedFile OpenInput(const std::string& name) {
+  return MappedFile(name == "-" ? "/dev/stdin" : name);
+}
+
+void WriteOutput(const std::string& name, std::string_view bytes) {
+  if (name != "-") return WriteNewFile(name, bytes);
+  const size_t count = std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+  if (count != bytes.size() || std::fflush(stdout) != 0) {
+    Fail("cannot write to standard output: {}", std::strerror(errno));
+  }
+}
+
+}  // namespace terrace

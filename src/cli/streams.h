@@ -1,0 +1,19 @@
+// Files of commands, where "-" means standard input or output.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "data/files.h"
+
+namespace terrace {
+
+// Throws Error when the file cannot be read.
+MappedFile OpenInput(const std::string& name);
+
+// A file must not exist, and appears complete or not at all. Throws Error, for standard output
+// too (a full disk behind it, say).
+void WriteOutput(const std::string& name, std::string_view bytes);
+
+}  // namespace terrace
