@@ -36,11 +36,12 @@ inline std::vector<float> ValuesOf(TensorView view) {
   return values;
 }
 
-// N(0, deviation^2), rounded to what bfloat16 holds so that both dtypes can start alike.
+// Uniform with mean 0, rounded to what bfloat16 holds so that both dtypes can start alike.
 inline std::vector<float> RandomValues(int64_t size, double deviation, uint64_t key) {
   std::vector<float> values(size);
+  const double width = deviation * std::sqrt(12.0);
   for (int64_t i = 0; i < size; ++i) {
-    values[i] = ToFloat(ToBF16(static_cast<float>(deviation * RandomNormal(key, i))));
+    values[i] = ToFloat(ToBF16(static_cast<float>(width * (RandomUniform(key, i) - 0.5))));
   }
   return values;
 }

@@ -1,0 +1,297 @@
+#include "optim/optimizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "optim/rule_testing.h"
+
+namespace terrace {
+namespace {
+
+using testing::HasSubstr;
+
+void Add(Parameters& parameters, const std::string& name, Population population, Shape shape,
+         DType dtype = DType::kBF16) {
+  Parameter& parameter = parameters.emplace_back();
+  parameter.name = name;
+  parameter.population = population;
+  parameter.id = static_cast<int64_t>(parameters.size()) - 1;
+  parameter.value = {nullptr, dtype, shape, parameter.name.c_str()};
+}
+
+// The 6.78 B-parameter model: two layers, the second with 128 experts. Data is never touched.
+Parameters LargeModel() {
+  using enum Population;
+  constexpr int64_t kWidth = 4096;
+  Parameters parameters;
+  Add(parameters, "tokens", kEmbedding, {50304, kWidth});
+  Add(parameters, "positions", kEmbedding, {256, kWidth});
+  for (int layer = 0; layer < 2; ++layer) {
+    for (const char* name : {"norm1", "norm2"}) {
+      Add(parameters, std::string(name) + ".weight", kNorm, {kWidth}, DType::kF32);
+      Add(parameters, std::string(name) + ".bias", kNorm, {kWidth}, DType::kF32);
+    }
+    Add(parameters, "q", kAttention, {kWidth, kWidth});
+    Add(parameters, "k", kAttention, {1024, kWidth});
+    Add(parameters, "v", kAttention, {1024, kWidth});
+    Add(parameters, "out", kAttention, {kWidth, kWidth});
+    const int experts = layer == 0 ? 1 : 128;
+    for (int expert = 0; expert < experts; ++expert) {
+      for (const char* name : {"w1", "w2", "w3"}) {
+        Add(parameters, name, layer == 0 ? kDenseFfn : kExpert, {4096, kWidth});
+      }
+    }
+    if (layer == 1) Add(parameters, "router", kRouter, {128, kWidth}, DType::kF32);
+  }
+  Add(parameters, "norm.weight", kNorm, {kWidth}, DType::kF32);
+  Add(parameters, "norm.bias", kNorm, {kWidth}, DType::kF32);
+  return parameters;
+}
+
+TEST(StateBytesTest, EqualThePublishedFigures) {
+  const Parameters parameters = LargeModel();
+  int64_t count = 0;
+  for (const Parameter& parameter : parameters) count += parameter.value.size();
+  ASSERT_EQ(count, 6784327680);
+
+  const StateBytes skewadam = StateBytesOf(PolicyNamed("skewadam"), parameters);
+  EXPECT_EQ(skewadam.total, 1380800000);
+  EXPECT_EQ(skewadam.by_population[static_cast<int>(Population::kRouter)], 4 * 524288);
+  EXPECT_EQ(StateBytesOf(PolicyNamed("adamw"), parameters).total, 54274621440);
+
+  // Two ablations, by settings alone.
+  Policy momentum = PolicyNamed("skewadam");
+  Policy factored_router = momentum;
+  for (PolicyEntry& entry : momentum.entries) {
+    if (entry.population == Population::kExpert) entry.settings.momentum = true;
+  }
+  for (PolicyEntry& entry : factored_router.entries) {
+    if (entry.population == Population::kRouter) {
+      entry.settings.second_moment = SecondMoment::kFactored;
+    }
+  }
+  EXPECT_EQ(StateBytesOf(momentum, parameters).total, 27150603776);
+  EXPECT_EQ(StateBytesOf(factored_router, parameters).total, 1378719744);
+}
+
+TEST(StateBytesTest, AreWhatTheOptimizerAllocatesInADryArena) {
+  const Parameters parameters = LargeModel();
+  for (std::string_view name : PolicyNames()) {
+    const Policy policy = PolicyNamed(name);
+    Arena arena = Arena::Dry();
+    const Optimizer optimizer(policy, parameters, arena, 1);
+    int64_t bytes = 0;
+    for (const TensorView& view : optimizer.state()) bytes += view.bytes();
+    EXPECT_EQ(bytes, StateBytesOf(policy, parameters).total);
+    EXPECT_GE(arena.ledger().current_bytes[static_cast<int>(Memory::kOptimizer)], bytes);
+    EXPECT_EQ(arena.ledger().total_bytes,
+              arena.ledger().current_bytes[static_cast<int>(Memory::kOptimizer)]);
+  }
+}
+
+std::string MessageOf(const Policy& policy) {
+  Parameters parameters;
+  Add(parameters, "layers.0.router.weight", Population::kRouter, {4, 8});
+  try {
+    StateBytesOf(policy, parameters);
+    Arena arena = Arena::Dry();
+    Optimizer optimizer(policy, parameters, arena, 1);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(PolicyTest, FaultsNameThePopulation) {
+  EXPECT_EQ(MessageOf(PolicyNamed("skewadam")), "");
+  Policy policy = PolicyNamed("skewadam");
+  std::erase_if(policy.entries,
+                [](const PolicyEntry& entry) { return entry.population == Population::kRouter; });
+  EXPECT_EQ(MessageOf(policy),
+            "policy skewadam: population router has no rule; layers.0.router.weight needs one");
+  policy.entries.push_back({Population::kRouter, "skewadan", {}});
+  EXPECT_THAT(MessageOf(policy), HasSubstr("population router: policy: no rule is called"));
+  policy.entries.back() = {Population::kRouter, "adamw", {}};
+  EXPECT_EQ(MessageOf(policy),
+            "policy skewadam: population router: adamw: the second moment must be exact");
+  policy.entries.back() = {Population::kNorm, "skewadam", {}};
+  EXPECT_EQ(MessageOf(policy), "policy skewadam: population norm has two rules");
+  EXPECT_THROW(PolicyNamed("skewadamw"), Error);
+}
+
+TEST(PolicyTest, ReadyPoliciesCoverEveryPopulation) {
+  for (std::string_view name : PolicyNames()) {
+    EXPECT_EQ(PolicyNamed(name).entries.size(), static_cast<size_t>(kPopulations)) << name;
+  }
+}
+
+// A model of all kinds of tensors with data, in an arena of its own.
+struct SmallModel {
+  Arena arena{int64_t{64} << 20};
+  Parameters parameters;
+  std::vector<TensorView> gradients;
+
+  SmallModel() {
+    using enum Population;
+    Add(parameters, "embedding", kEmbedding, {90, 40});
+    Add(parameters, "norm", kNorm, {40}, DType::kF32);
+    Add(parameters, "router", kRouter, {3, 40}, DType::kF32);
+    for (const char* name : {"expert.0", "expert.1", "expert.2"}) {
+      Add(parameters, name, kExpert, {70, 40});
+    }
+    for (Parameter& parameter : parameters) {
+      const Shape shape = parameter.value.shape;
+      parameter.value =
+          arena.Allocate(Memory::kWeights, parameter.value.dtype, shape, parameter.name.c_str());
+      Fill(parameter.value, RandomValues(shape.size(), 0.5, parameter.id));
+      gradients.push_back(arena.Allocate(Memory::kGradients, DType::kF32, shape, "gradient"));
+      Fill(gradients.back(), RandomValues(shape.size(), 0.01, 100 + parameter.id));
+    }
+  }
+
+  std::vector<Update> Updates() const {
+    std::vector<Update> updates;
+    for (const Parameter& parameter : parameters) {
+      updates.push_back({&parameter, gradients[parameter.id], 0.5f});
+    }
+    return updates;
+  }
+};
+
+TEST(OptimizerTest, NamesItsStateByParameter) {
+  SmallModel model;
+  const Optimizer optimizer(PolicyNamed("skewadam"), model.parameters, model.arena, 1);
+  std::vector<std::string> names;
+  for (const TensorView& view : optimizer.state()) {
+    names.push_back(view.name);
+    for (float value : ValuesOf(view)) ASSERT_EQ(value, 0) << view.name;
+  }
+  EXPECT_THAT(names,
+              testing::ElementsAre("embedding.momentum", "embedding.row_second_moment",
+                                   "embedding.column_second_moment", "norm.momentum",
+                                   "norm.second_moment", "router.second_moment",
+                                   "expert.0.row_second_moment", "expert.0.column_second_moment",
+                                   "expert.1.row_second_moment", "expert.1.column_second_moment",
+                                   "expert.2.row_second_moment", "expert.2.column_second_moment"));
+}
+
+TEST(OptimizerTest, SideBySideEqualsOneAfterAnother) {
+  for (std::string_view name : PolicyNames()) {
+    SmallModel together, single;
+    Optimizer a(PolicyNamed(name), together.parameters, together.arena, 1);
+    Optimizer b(PolicyNamed(name), single.parameters, single.arena, 1);
+    for (int step = 0; step < 3; ++step) {
+      const PopulationReports reports = a.Apply(together.Updates(), 0.01f);
+      PopulationReports sums{};
+      for (const Update& update : single.Updates()) {
+        const UpdateReport report = b.Apply(update, 0.01f);
+        sums[static_cast<int>(update.parameter->population)].entries += report.entries;
+      }
+      for (int p = 0; p < kPopulations; ++p) EXPECT_EQ(reports[p].entries, sums[p].entries);
+    }
+    for (size_t i = 0; i < together.parameters.size(); ++i) {
+      EXPECT_EQ(ValuesOf(together.parameters[i].value), ValuesOf(single.parameters[i].value));
+    }
+  }
+}
+
+// Tensors past the size that one thread updates alone take another path.
+TEST(OptimizerTest, LargeTensorsInABatchOfUpdates) {
+  Arena arena(int64_t{64} << 20);
+  Parameters parameters;
+  for (const char* name : {"large", "same"}) {
+    Add(parameters, name, Population::kExpert, {2050, 2049});
+    parameters.back().value = arena.Allocate(Memory::kWeights, DType::kBF16, {2050, 2049},
+                                             parameters.back().name.c_str());
+    std::memset(parameters.back().value.data, 0, parameters.back().value.bytes());
+  }
+  const TensorView gradient =
+      arena.Allocate(Memory::kGradients, DType::kF32, {2050, 2049}, "gradient");
+  Fill(gradient, std::vector<float>(gradient.size(), 0.25f));
+  Optimizer optimizer(PolicyNamed("skewadam"), parameters, arena, 1);
+  const Update updates[] = {{&parameters[0], gradient, 1}, {&parameters[1], gradient, 1}};
+  const PopulationReports reports = optimizer.Apply(updates, 0.5f);
+  EXPECT_EQ(reports[static_cast<int>(Population::kExpert)].entries, 2 * 2049);
+  // The first update without momentum is g / |g|: exactly -lr, which bfloat16 holds... up to the
+  // last bits of float32, which may round either way.
+  for (const Parameter& parameter : parameters) {
+    for (float w : ValuesOf(parameter.value)) ASSERT_NEAR(w, -0.5f, 0x1p-9f);
+  }
+}
+
+TEST(OptimizerTest, EachTensorCountsItsOwnSteps) {
+  SmallModel model;
+  Optimizer optimizer(PolicyNamed("skewadam"), model.parameters, model.arena, 1);
+  const std::vector<Update> updates = model.Updates();
+  for (int step = 0; step < 5; ++step) optimizer.Apply(updates[1], 0.01f);
+  const std::vector<float> before = ValuesOf(model.parameters[3].value);
+  optimizer.Apply(updates[3], 0.01f);
+  EXPECT_EQ(optimizer.steps()[1], 5);
+  EXPECT_EQ(optimizer.steps()[3], 1);
+  EXPECT_EQ(optimizer.steps()[4], 0);
+
+  // The late tensor's first update is a first update: as in an optimizer of its own.
+  SmallModel fresh;
+  Optimizer other(PolicyNamed("skewadam"), fresh.parameters, fresh.arena, 1);
+  other.Apply(fresh.Updates()[3], 0.01f);
+  EXPECT_EQ(ValuesOf(model.parameters[3].value), ValuesOf(fresh.parameters[3].value));
+  EXPECT_NE(ValuesOf(model.parameters[3].value), before);
+}
+
+TEST(OptimizerTest, RestoredStateContinuesBitForBit) {
+  SmallModel straight, resumed;
+  Optimizer a(PolicyNamed("adamw"), straight.parameters, straight.arena, 1);
+  Optimizer b(PolicyNamed("adamw"), resumed.parameters, resumed.arena, 1);
+  for (int step = 0; step < 3; ++step) a.Apply(straight.Updates(), 0.01f);
+  for (size_t i = 0; i < a.state().size(); ++i) {
+    std::memcpy(b.state()[i].data, a.state()[i].data, a.state()[i].bytes());
+  }
+  std::copy(a.steps().begin(), a.steps().end(), b.steps().begin());
+  for (size_t i = 0; i < straight.parameters.size(); ++i) {
+    const TensorView from = straight.parameters[i].value;
+    std::memcpy(resumed.parameters[i].value.data, from.data, from.bytes());
+  }
+  a.Apply(straight.Updates(), 0.01f);
+  b.Apply(resumed.Updates(), 0.01f);
+  for (size_t i = 0; i < straight.parameters.size(); ++i) {
+    EXPECT_EQ(ValuesOf(straight.parameters[i].value), ValuesOf(resumed.parameters[i].value));
+  }
+}
+
+TEST(OptimizerTest, SettingsOfAPopulationApply) {
+  SmallModel model;
+  Policy policy = PolicyNamed("skewadam");
+  for (PolicyEntry& entry : policy.entries) {
+    if (entry.population == Population::kNorm) entry.settings.lr_multiplier = 0;
+  }
+  Optimizer optimizer(policy, model.parameters, model.arena, 1);
+  const std::vector<float> norm = ValuesOf(model.parameters[1].value);
+  const std::vector<float> router = ValuesOf(model.parameters[2].value);
+  optimizer.Apply(model.Updates(), 0.01f);
+  EXPECT_EQ(ValuesOf(model.parameters[1].value), norm);
+  EXPECT_NE(ValuesOf(model.parameters[2].value), router);
+}
+
+// Equal tensors with equal gradients round differently, and so do two steps, two seeds.
+TEST(OptimizerTest, RoundingDiffersByTensorStepAndSeed) {
+  const auto weights = [](uint64_t seed, int64_t step, int64_t expert) {
+    SmallModel model;
+    Optimizer optimizer(PolicyNamed("skewadam"), model.parameters, model.arena, seed);
+    const Parameter& parameter = model.parameters[3 + expert];
+    Fill(parameter.value, RandomValues(70 * 40, 0.5, 7));
+    Fill(model.gradients[parameter.id], std::vector<float>(70 * 40));
+    optimizer.steps()[parameter.id] = step;
+    optimizer.Apply({&parameter, model.gradients[parameter.id], 1}, 0.01f);
+    return ValuesOf(parameter.value);
+  };
+  EXPECT_EQ(weights(1, 0, 0), weights(1, 0, 0));
+  EXPECT_NE(weights(1, 0, 0), weights(1, 0, 1));
+  EXPECT_NE(weights(1, 0, 0), weights(1, 1, 0));
+  EXPECT_NE(weights(1, 0, 0), weights(2, 0, 0));
+}
+
+}  // namespace
+}  // namespace terrace
