@@ -56,7 +56,7 @@ constexpr Preset kPresets[] = {
        config.expert_width = 192;
        config.weight_dtype = DType::kF32;
      }},
-    {"gpt-moe-tiny", "skewadam-6.78b", "0.16 M parameters, to test with: float32, no router noise",
+    {"gpt-moe-tiny", "skewadam-6.78b", "0.08 M parameters, to test with: float32, no router noise",
      [](ModelConfig& config) {
        config.vocab_size = 97;
        config.max_positions = 24;
