@@ -8,6 +8,9 @@ class App;
 
 namespace terrace {
 
+void AddTrainCommand(CLI::App& app);
+void AddEvalCommand(CLI::App& app);
+void AddGenerateCommand(CLI::App& app);
 void AddTokenizerCommand(CLI::App& app);  // tokenizer train|encode|decode
 void AddDataCommand(CLI::App& app);       // data prepare|check
 

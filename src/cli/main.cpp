@@ -1,1 +1,40 @@
-int main() { return 0; }
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "backend/cpu/cpu_backend.h"
+#include "cli/commands.h"
+
+namespace {
+
+int FailWith(std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  std::fprintf(stderr, "terrace: %s\n", message.c_str());
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Trains Mixture-of-Experts language models in little memory.", "terrace");
+  app.set_version_flag("--version", "terrace " TERRACE_VERSION);
+  app.require_subcommand(1);
+  app.footer("The environment's TERRACE_MAX_ISA=avx2 or avx512 caps the instruction set.");
+  terrace::AddTrainCommand(app);
+  terrace::AddEvalCommand(app);
+  terrace::AddGenerateCommand(app);
+  terrace::AddTokenizerCommand(app);
+  terrace::AddDataCommand(app);
+  try {
+    if (const char* isa = std::getenv("TERRACE_MAX_ISA")) terrace::CapInstructionSet(isa);
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return app.exit(success);
+  } catch (const std::exception& error) {
+    return FailWith(error.what());
+  }
+  return 0;
+}

@@ -1,0 +1,68 @@
+// terrace eval
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/streams.h"
+#include "cli/threads.h"
+#include "core/error.h"
+#include "train/checkpoint.h"
+#include "train/evaluate.h"
+#include "train/planned_model.h"
+#include "train/run_folder.h"
+
+namespace terrace {
+namespace {
+
+struct EvalFlags {
+  std::filesystem::path model;
+  std::filesystem::path data;
+  int64_t batches = 0;
+  int64_t threads = 0;
+};
+
+void RunEval(const EvalFlags& flags) {
+  if (flags.batches < 0) Fail("--batches {} is negative", flags.batches);
+  UseThreads(flags.threads);
+  const StoredModel stored = FindStoredModel(flags.model);
+  const RunConfig& config = stored.config;
+  const Dataset dataset(flags.data.empty() ? config.data.folder : flags.data.string(), Split::kVal,
+                        config.model.vocab_size);
+  EvaluationShape shape{config.training.micro_batch, config.training.sequence_length,
+                        flags.batches};
+  if (flags.batches == 0) {
+    shape.max_batches = dataset.size() / (shape.sequences * shape.length) + 1;
+  }
+  Evaluation evaluation;
+  UsePlannedModel(config.model, [&](Model& model) {
+    if (model.backend().dry()) return PlanEvaluation(model, shape);
+    LoadModel(stored.checkpoint, model);
+    evaluation = Evaluate(model, dataset, shape);
+  });
+  WriteOutput("-", fmt::format("{}: {} tokens of {}\n"
+                               "loss             {:.4f} nats, perplexity {:.2f}\n"
+                               "unigram entropy  {:.4f} nats, perplexity {:.2f}\n",
+                               stored.checkpoint.string(), evaluation.tokens,
+                               dataset.path().string(), evaluation.loss, evaluation.perplexity,
+                               evaluation.unigram_entropy, std::exp(evaluation.unigram_entropy)));
+}
+
+}  // namespace
+
+void AddEvalCommand(CLI::App& app) {
+  const auto flags = std::make_shared<EvalFlags>();
+  CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
+  command->add_option("model", flags->model, "The folder of a run, or of one of its checkpoints")
+      ->option_text("RUN")
+      ->required();
+  command->add_option("--data", flags->data, "Prepared data (default: what it was trained on)")
+      ->option_text("FOLDER");
+  command->add_option("--batches", flags->batches, "Evaluate on the first N batches; 0: on all")
+      ->option_text("N");
+  command->add_option("--threads", flags->threads, "0: as many as run at once")->option_text("N");
+  command->callback([flags] { RunEval(*flags); });
+}
+
+}  // namespace terrace

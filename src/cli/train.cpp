@@ -1,0 +1,101 @@
+// terrace train
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/streams.h"
+#include "cli/threads.h"
+#include "cli/train_progress.h"
+#include "core/error.h"
+#include "train/run_folder.h"
+#include "train/trainer.h"
+
+namespace terrace {
+namespace {
+
+struct TrainFlags {
+  std::filesystem::path config;
+  std::filesystem::path output;
+  std::vector<std::string> assignments;
+  bool resume = false;
+};
+
+std::atomic<bool> stop_requested = false;
+
+// The first signal asks for an orderly end; a second one ends the process at once.
+void RequestStop(int signal) {
+  stop_requested = true;
+  std::signal(signal, SIG_DFL);
+}
+
+void RunTrain(TrainFlags flags) {
+  if (flags.config.empty()) {
+    if (!flags.resume || flags.output.empty()) Fail("train: name a configuration (a .toml file)");
+    flags.config = RunFolder{flags.output}.config();
+  }
+  if (flags.output.empty()) flags.output = std::filesystem::path("runs") / flags.config.stem();
+  const RunConfig config = LoadConfig(flags.config, flags.assignments);
+  UseThreads(config.training.threads);
+  std::signal(SIGINT, RequestStop);
+  std::signal(SIGTERM, RequestStop);
+
+  TrainResult result;
+  {
+    TrainProgress progress;
+    result = Train(
+        config, flags.output, flags.resume,
+        {.begin = [&](const RunSummary& summary) { progress.Begin(summary); },
+         .step = [&](const StepMetrics& metrics) { progress.Step(metrics); },
+         .warning = [&](std::string_view text) { progress.Note(fmt::format("warning: {}", text)); },
+         .saved =
+             [&](const std::filesystem::path& path) {
+               progress.Note(fmt::format("saved {}", path.string()));
+             },
+         .stop = [] { return stop_requested.load(); }});
+  }
+  std::string text =
+      fmt::format("{}: {} of {} steps", flags.output.string(), result.step, config.training.steps);
+  if (result.interrupted) text += ", interrupted and saved (--resume continues)";
+  if (result.evaluation) {
+    const Evaluation& evaluation = *result.evaluation;
+    text += fmt::format(", validation perplexity {:.2f} (unigram: {:.2f})", evaluation.perplexity,
+                        std::exp(evaluation.unigram_entropy));
+  }
+  WriteOutput("-", text + "\n");
+}
+
+}  // namespace
+
+void AddTrainCommand(CLI::App& app) {
+  const auto flags = std::make_shared<TrainFlags>();
+  CLI::App* command = app.add_subcommand("train", "Train a model");
+  command
+      ->add_option("config", flags->config,
+                   "The configuration; may be left out with --resume and --output")
+      ->option_text("CONFIG.toml");
+  command
+      ->add_option("--set", flags->assignments,
+                   "Change a setting, e.g. --set training.steps=500; may be repeated")
+      ->allow_extra_args(false)
+      ->option_text("KEY=VALUE");
+  command
+      ->add_option("-o,--output", flags->output,
+                   "The folder of the run (default: runs/ and the configuration's name)")
+      ->option_text("FOLDER");
+  command->add_flag("--resume", flags->resume, "Continue the run in the folder");
+  command
+      ->add_option_function<int64_t>(
+          "--threads",
+          [flags](int64_t threads) {
+            flags->assignments.push_back(fmt::format("training.threads={}", threads));
+          },
+          "As --set training.threads=N")
+      ->option_text("N");
+  command->callback([flags] { RunTrain(*flags); });
+}
+
+}  // namespace terrace

@@ -1,0 +1,102 @@
+#include "cli/train_progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace terrace {
+namespace {
+
+constexpr const char* kClearLine = "\r\x1b[K";
+constexpr int64_t kBarCells = 24;
+constexpr double kMiB = 1 << 20;
+
+// The busiest expert's load over the even one, in the least balanced layer.
+double ImbalanceOf(const StepMetrics& metrics) {
+  double worst = 0;
+  for (const LayerLoad& layer : metrics.layers) {
+    worst = std::max(worst, layer.load.max_share * static_cast<double>(layer.counts.size()));
+  }
+  return worst;
+}
+
+std::string Duration(double seconds) {
+  const int64_t whole = static_cast<int64_t>(seconds + 0.5);
+  return whole < 3600 ? fmt::format("{}:{:02}", whole / 60, whole % 60)
+                      : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+}  // namespace
+
+TrainProgress::TrainProgress() : terminal_(isatty(STDERR_FILENO) == 1) {}
+
+TrainProgress::~TrainProgress() {
+  if (terminal_) std::fputs(kClearLine, stderr);
+}
+
+void TrainProgress::Begin(const RunSummary& summary) {
+  summary_ = summary;
+  start_ = Clock::now();
+  const Ledger& plan = summary.plan;
+  const auto mebibytes = [&](Memory category) {
+    return static_cast<double>(plan.at_peak_bytes[static_cast<size_t>(category)]) / kMiB;
+  };
+  Note(fmt::format("model: {:.2f} M parameters, {:.2f} M active per token",
+                   static_cast<double>(summary.size.parameters) / 1e6,
+                   static_cast<double>(summary.size.active_parameters) / 1e6));
+  Note(
+      fmt::format("memory: {:.1f} MiB (weights {:.1f}, optimizer {:.1f}, gradients {:.1f}, "
+                  "activations {:.1f}, scratch {:.1f})",
+                  static_cast<double>(plan.total_peak_bytes) / kMiB, mebibytes(Memory::kWeights),
+                  mebibytes(Memory::kOptimizer), mebibytes(Memory::kGradients),
+                  mebibytes(Memory::kActivations), mebibytes(Memory::kScratch)));
+  Note(fmt::format("data: {} tokens to train on, {} to validate; matrix products: {:.0f} GFLOP/s",
+                   summary.train_tokens, summary.val_tokens, summary.peak_flops / 1e9));
+  if (summary.first_step > 0) Note(fmt::format("resumed after step {}", summary.first_step));
+}
+
+std::string TrainProgress::LineOf(const StepMetrics& metrics) const {
+  const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
+  const double done = static_cast<double>(metrics.step - summary_.first_step);
+  const double left = static_cast<double>(summary_.last_step - metrics.step);
+  std::string line =
+      fmt::format("step {}/{}  loss {:.4f}  {:.0f} tok/s  {:.0f} % of peak  {:.0f} MiB",
+                  metrics.step, summary_.last_step, metrics.loss, metrics.tokens_per_second,
+                  100 * metrics.share_of_peak, static_cast<double>(metrics.resident_bytes) / kMiB);
+  if (!metrics.layers.empty()) line += fmt::format("  load {:.2f}x", ImbalanceOf(metrics));
+  return line + fmt::format("  ETA {}", Duration(elapsed / done * left));
+}
+
+void TrainProgress::Step(const StepMetrics& metrics) {
+  using std::chrono_literals::operator""ms;
+  const auto now = Clock::now();
+  const bool first_or_last =
+      metrics.step == summary_.first_step + 1 || metrics.step == summary_.last_step;
+  if (first_or_last || now - shown_ >= (terminal_ ? 100ms : 5000ms)) {
+    shown_ = now;
+    if (terminal_) {
+      const int64_t filled = kBarCells * metrics.step / std::max<int64_t>(1, summary_.last_step);
+      std::fputs(fmt::format("{}[{:#<{}}{:.<{}}] {}", kClearLine, "", filled, "",
+                             kBarCells - filled, LineOf(metrics))
+                     .c_str(),
+                 stderr);
+      std::fflush(stderr);
+    } else {
+      Note(LineOf(metrics));
+    }
+  }
+  if (metrics.evaluation) {
+    const Evaluation& evaluation = *metrics.evaluation;
+    Note(fmt::format("step {}  validation loss {:.4f}, perplexity {:.2f}; unigram entropy {:.4f}",
+                     metrics.step, evaluation.loss, evaluation.perplexity,
+                     evaluation.unigram_entropy));
+  }
+}
+
+void TrainProgress::Note(std::string_view text) {
+  std::fputs(fmt::format("{}{}\n", terminal_ ? kClearLine : "", text).c_str(), stderr);
+}
+
+}  // namespace terrace

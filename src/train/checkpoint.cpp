@@ -1,0 +1,151 @@
+#include "train/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/atomic_file.h"
+#include "core/error.h"
+#include "train/checksum.h"
+#include "train/safetensors.h"
+
+namespace terrace {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kTemporarySuffix = ".tmp";
+constexpr int64_t kFormat = 1;
+
+// The step of a complete checkpoint's folder name.
+std::optional<int64_t> StepOf(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  if (!name.starts_with(kPrefix)) return {};
+  int64_t step = 0;
+  const char* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc{} || rest != end) return {};
+  return step;
+}
+
+// Newest first.
+std::vector<std::pair<int64_t, fs::path>> CheckpointsIn(const fs::path& checkpoints) {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(checkpoints, error)) {
+    if (const auto step = StepOf(entry.path())) found.emplace_back(*step, entry.path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  return found;
+}
+
+// Removes a checkpoint so that a kill in between leaves no partial one under a valid name.
+void RemoveCheckpoint(const fs::path& folder) {
+  const fs::path doomed = folder.string() + std::string(kTemporarySuffix);
+  std::error_code error;
+  fs::remove_all(doomed, error);
+  fs::rename(folder, doomed, error);
+  if (!error) fs::remove_all(doomed, error);
+  if (error) Fail("{}: cannot remove: {}", folder.string(), error.message());
+}
+
+// Of all but the checksum itself.
+std::string ChecksumOfState(Json json) {
+  json.erase("checksum");
+  const std::string text = json.dump();
+  return fmt::format("{:016x}", ChecksumOf(std::as_bytes(std::span(text))));
+}
+
+std::vector<TensorView> ViewsOf(const Parameters& parameters) {
+  std::vector<TensorView> views;
+  for (const Parameter& parameter : parameters) views.push_back(parameter.value);
+  return views;
+}
+
+void ReadTensors(const fs::path& path, std::span<const TensorView> views) {
+  const SafetensorsReader reader(path);
+  std::set<std::string> rest;
+  for (const std::string& name : reader.names()) rest.insert(name);
+  for (const TensorView& view : views) {
+    reader.Read(view.name, view);
+    rest.erase(view.name);
+  }
+  if (!rest.empty()) Fail("{}: tensor {} has no place in the model", path.string(), *rest.begin());
+}
+
+}  // namespace
+
+std::filesystem::path SaveCheckpoint(const fs::path& checkpoints, int64_t keep,
+                                     std::string_view config_toml, const RunState& state,
+                                     const Model& model, const Optimizer& optimizer) {
+  const fs::path folder = checkpoints / fmt::format("{}{}", kPrefix, state.step);
+  const fs::path temporary = folder.string() + std::string(kTemporarySuffix);
+  std::error_code error;
+  // What an earlier kill left behind.
+  for (const auto& entry : fs::directory_iterator(checkpoints, error)) {
+    if (entry.path().extension() == kTemporarySuffix) fs::remove_all(entry.path(), error);
+  }
+  fs::create_directories(temporary, error);
+  if (error) Fail("{}: cannot create: {}", temporary.string(), error.message());
+  try {
+    WriteSafetensors(temporary / "model.safetensors", ViewsOf(model.parameters()),
+                     {{"format", "pt"}});
+    WriteSafetensors(temporary / "optimizer.safetensors",
+                     {optimizer.state().begin(), optimizer.state().end()}, {});
+    Json json = {{"format", kFormat}, {"step", state.step}, {"tokens", state.tokens}};
+    for (const Parameter& parameter : model.parameters()) {
+      json["tensor_steps"][parameter.name] = optimizer.steps()[static_cast<size_t>(parameter.id)];
+    }
+    json["checksum"] = ChecksumOfState(json);
+    WriteFileAtomically(temporary / "state.json", json.dump(1) + "\n");
+    WriteFileAtomically(temporary / "config.toml", config_toml);
+    fs::rename(temporary, folder);
+    SyncFolder(checkpoints);
+  } catch (const std::exception& failure) {
+    fs::remove_all(temporary, error);
+    throw Error(failure.what());
+  }
+  const auto all = CheckpointsIn(checkpoints);
+  for (size_t i = static_cast<size_t>(keep); i < all.size(); ++i) RemoveCheckpoint(all[i].second);
+  return folder;
+}
+
+std::optional<fs::path> LatestCheckpoint(const fs::path& checkpoints) {
+  const auto all = CheckpointsIn(checkpoints);
+  if (all.empty()) return {};
+  return all.front().second;
+}
+
+void LoadModel(const fs::path& checkpoint, Model& model) {
+  ReadTensors(checkpoint / "model.safetensors", ViewsOf(model.parameters()));
+}
+
+RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& optimizer) {
+  const fs::path path = checkpoint / "state.json";
+  RunState state;
+  try {
+    const Json json = Json::parse(ReadFile(path));
+    if (json.at("checksum").get<std::string>() != ChecksumOfState(json)) {
+      Fail("{}: is damaged (its checksum differs)", path.string());
+    }
+    if (json.at("format").get<int64_t>() != kFormat) {
+      Fail("{}: is of format {}, not {}", path.string(), json.at("format").get<int64_t>(), kFormat);
+    }
+    state = {json.at("step").get<int64_t>(), json.at("tokens").get<int64_t>()};
+    for (const Parameter& parameter : model.parameters()) {
+      optimizer.steps()[static_cast<size_t>(parameter.id)] =
+          json.at("tensor_steps").at(parameter.name).get<int64_t>();
+    }
+  } catch (const Json::exception&) {
+    Fail("{}: is damaged (not the JSON of a checkpoint)", path.string());
+  }
+  ReadTensors(checkpoint / "optimizer.safetensors", optimizer.state());
+  return state;
+}
+
+}  // namespace terrace

@@ -1,0 +1,21 @@
+// What the machine does: its speed at matrix products, and the memory that the process holds.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace terrace {
+
+// Operations per second of a product of two 1024 x 1024 matrices, the best of a few. Takes some
+// hundredths of a second and memory of its own, given back at the end.
+double MeasureProductFlops(DType dtype);
+
+// Of this process, from the kernel; 0 where it does not tell.
+struct ResidentMemory {
+  int64_t bytes = 0;
+  int64_t peak_bytes = 0;
+};
+ResidentMemory ReadResidentMemory();
+
+}  // namespace terrace

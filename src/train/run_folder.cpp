@@ -1,0 +1,56 @@
+#include "train/run_folder.h"
+
+#include <string>
+
+#include "core/error.h"
+#include "data/tokenizer_files.h"
+#include "train/checkpoint.h"
+
+namespace terrace {
+namespace fs = std::filesystem;
+
+bool RunFolder::HoldsRun() const { return fs::exists(config()); }
+
+StoredModel FindStoredModel(const fs::path& path) {
+  if (!fs::is_directory(path)) Fail("{}: no such folder", path.string());
+  StoredModel stored;
+  if (fs::exists(path / "state.json")) {
+    stored.checkpoint = path;
+  } else {
+    const RunFolder run{path};
+    const std::optional<fs::path> latest = LatestCheckpoint(run.checkpoints());
+    if (!latest) Fail("{}: holds no checkpoint", path.string());
+    stored.checkpoint = *latest;
+  }
+  stored.config = LoadConfig(stored.checkpoint / "config.toml", {});
+  return stored;
+}
+
+std::optional<Tokenizer> TokenizerOf(const RunConfig& config) {
+  std::string name = config.data.tokenizer;
+  if (name.empty()) {
+    const fs::path prepared = fs::path(config.data.folder) / "tokenizer.json";
+    if (!fs::exists(prepared)) return {};
+    name = prepared.string();
+  }
+  Tokenizer tokenizer = LoadTokenizer(name);
+  if (tokenizer.vocab_size() > config.model.vocab_size) {
+    Fail("{}: has {} tokens, more than model.vocab_size = {}", name, tokenizer.vocab_size(),
+         config.model.vocab_size);
+  }
+  return tokenizer;
+}
+
+Tokenizer TokenizerOf(const StoredModel& stored) {
+  const RunFolder run{
+      fs::absolute(stored.checkpoint).lexically_normal().parent_path().parent_path()};
+  if (fs::exists(run.tokenizer())) return LoadTokenizer(run.tokenizer().string());
+  std::optional<Tokenizer> tokenizer = TokenizerOf(stored.config);
+  if (!tokenizer) {
+    Fail("{}: no tokenizer is known for this model (data.tokenizer is not set)",
+         stored.checkpoint.string());
+  }
+  return *std::move(tokenizer);
+}
+
+}  // namespace terrace

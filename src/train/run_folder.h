@@ -1,0 +1,39 @@
+// The folder of a run: config.toml (as resolved), tokenizer.json, metrics.jsonl, checkpoints/.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "data/tokenizer.h"
+#include "train/config.h"
+
+namespace terrace {
+
+struct RunFolder {
+  std::filesystem::path path;
+
+  std::filesystem::path config() const { return path / "config.toml"; }
+  std::filesystem::path tokenizer() const { return path / "tokenizer.json"; }
+  std::filesystem::path metrics() const { return path / "metrics.jsonl"; }
+  std::filesystem::path checkpoints() const { return path / "checkpoints"; }
+
+  bool HoldsRun() const;
+};
+
+// A checkpoint, and the run that it belongs to.
+struct StoredModel {
+  std::filesystem::path checkpoint;
+  RunConfig config;
+};
+// `path` is a run's folder (its newest checkpoint is taken) or a checkpoint's. Throws Error when
+// there is none.
+StoredModel FindStoredModel(const std::filesystem::path& path);
+
+// The tokenizer that a run's configuration names, or else the one in its data folder; empty when
+// neither is there (token files made elsewhere). Throws Error when it has more tokens than the
+// model.
+std::optional<Tokenizer> TokenizerOf(const RunConfig& config);
+// The one kept with the run of a checkpoint, or else that of its configuration.
+Tokenizer TokenizerOf(const StoredModel& stored);
+
+}  // namespace terrace

@@ -1,0 +1,232 @@
+#include "train/trainer.h"
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "backend/cpu/cpu_backend.h"
+#include "core/atomic_file.h"
+#include "core/error.h"
+#include "core/rng.h"
+#include "data/batches.h"
+#include "data/tokenizer_files.h"
+#include "optim/accumulate_sink.h"
+#include "train/checkpoint.h"
+#include "train/measure.h"
+#include "train/run_folder.h"
+#include "train/step.h"
+
+namespace terrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Sets this use of the seed apart from others.
+constexpr uint64_t kRouterNoisePurpose = 0x6e6f697365;
+
+EvaluationShape EvaluationShapeOf(const RunConfig& config) {
+  return {config.training.micro_batch, config.training.sequence_length,
+          config.training.eval_batches};
+}
+
+// What a run holds in its arena.
+struct Machine {
+  Machine(const RunConfig& config, Arena owned)
+      : arena(std::move(owned)),
+        backend(arena),
+        model(config.model, backend),
+        optimizer(PolicyOf(config), model.parameters(), arena,
+                  static_cast<uint64_t>(config.training.seed)),
+        sink(model.parameters(), optimizer, arena, config.training.gradient_dtype,
+             config.optimizer.clipping) {}
+
+  // One step, from reading its batches (unless dry) to the updated weights.
+  StepReport Step(const RunConfig& config, int64_t step, const TrainBatches* batches) {
+    const TrainingConfig& training = config.training;
+    const Arena::Frame frame(arena);
+    const std::vector<MicroBatch> micro_batches = AllocateMicroBatches(
+        arena, training.micro_batches, training.micro_batch, training.sequence_length);
+    for (size_t m = 0; batches != nullptr && m < micro_batches.size(); ++m) {
+      batches->Read((step - 1) * training.micro_batches + static_cast<int64_t>(m),
+                    micro_batches[m].inputs.span<int32_t>(),
+                    micro_batches[m].targets.span<int32_t>());
+    }
+    const StepSettings settings{
+        .learning_rate = static_cast<float>(ScheduleOf(config).LearningRate(step)),
+        .noise_key = MixKeys(static_cast<uint64_t>(training.seed), kRouterNoisePurpose, step),
+        .checkpointing = training.activation_checkpointing};
+    return TrainStep(model, micro_batches, settings, sink);
+  }
+
+  Arena arena;
+  CpuBackend backend;
+  Model model;
+  Optimizer optimizer;
+  AccumulateSink sink;
+};
+
+// The data of a run.
+struct Corpus {
+  explicit Corpus(const RunConfig& config)
+      : train(config.data.folder, Split::kTrain, config.model.vocab_size),
+        batches(train, config.training.micro_batch, config.training.sequence_length,
+                static_cast<uint64_t>(config.training.seed)) {
+    if (config.training.eval_interval > 0) {
+      val.emplace(config.data.folder, Split::kVal, config.model.vocab_size);
+    }
+  }
+  Corpus(const Corpus&) = delete;
+
+  Dataset train;
+  TrainBatches batches;
+  std::optional<Dataset> val;
+};
+
+StepMetrics MetricsOf(const StepReport& report) {
+  StepMetrics metrics;
+  metrics.loss = report.losses.loss;
+  metrics.aux_loss = report.losses.aux_loss;
+  metrics.z_loss = report.losses.z_loss;
+  metrics.gradient_norm = report.update.gradient_norm;
+  for (size_t i = 0; i < kPopulations; ++i) {
+    const UpdateReport& population = report.update.reports[i];
+    if (population.entries == 0) continue;
+    metrics.floored[i] =
+        static_cast<double>(population.floored) / static_cast<double>(population.entries);
+  }
+  for (const LayerRouting& layer : report.losses.routing) {
+    metrics.layers.push_back({layer.layer, layer.counts, LoadOf(layer.counts),
+                              layer.statistics.aux_loss, layer.statistics.z_loss,
+                              layer.statistics.entropy});
+  }
+  return metrics;
+}
+
+// Refuses what would overwrite or continue the wrong run.
+void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
+  if (!resume && run.HoldsRun()) {
+    Fail("{}: holds a run already (--resume continues it)", run.path.string());
+  }
+  if (!resume && fs::exists(run.path) && !(fs::is_directory(run.path) && fs::is_empty(run.path))) {
+    Fail("{}: exists and is not an empty folder", run.path.string());
+  }
+  if (resume) {
+    if (!run.HoldsRun()) Fail("{}: holds no run to resume", run.path.string());
+    CheckSameRun(LoadConfig(run.config(), {}), config);
+  }
+}
+
+void CreateFolder(const RunFolder& run, const std::string& config_toml,
+                  const std::optional<Tokenizer>& tokenizer) {
+  std::error_code error;
+  fs::create_directories(run.path, error);
+  if (error) Fail("{}: cannot create: {}", run.path.string(), error.message());
+  WriteFileAtomically(run.config(), config_toml);
+  if (tokenizer) WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
+}
+
+}  // namespace
+
+Ledger PlanTraining(const RunConfig& config) {
+  Machine machine(config, Arena::Dry());
+  machine.Step(config, 1, nullptr);
+  if (config.training.eval_interval > 0) {
+    PlanEvaluation(machine.model, EvaluationShapeOf(config));
+  }
+  return machine.arena.ledger();
+}
+
+TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resume,
+                  const TrainCallbacks& callbacks) {
+  // All that can be refused is refused before anything is written.
+  const TrainingConfig& training = config.training;
+  const RunFolder run{run_folder};
+  CheckFolder(run, config, resume);
+  const std::optional<Tokenizer> tokenizer = TokenizerOf(config);
+  const Corpus corpus(config);
+  RunConfig resolved = config;
+  const std::string config_toml = ToToml(FieldsOf(resolved));
+
+  RunSummary summary;
+  summary.size = SizeOf(config.model);
+  summary.plan = PlanTraining(config);
+  summary.peak_flops = MeasureProductFlops(config.model.weight_dtype);
+  summary.train_tokens = corpus.train.size();
+  summary.val_tokens = corpus.val ? corpus.val->size() : 0;
+  summary.last_step = training.steps;
+
+  Machine machine(config, Arena(summary.plan.total_peak_bytes));
+  RunState state;
+  const std::optional<fs::path> latest =
+      resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
+  if (latest) {
+    LoadModel(*latest, machine.model);
+    state = LoadState(*latest, machine.model, machine.optimizer);
+  } else {
+    machine.model.Initialize(static_cast<uint64_t>(training.seed));
+  }
+  summary.first_step = state.step;
+  CreateFolder(run, config_toml, tokenizer);
+  MetricsFile metrics_file(run.metrics(), state.step);
+  if (callbacks.begin) callbacks.begin(summary);
+
+  CollapseWatch collapse(config.model.router.top_k);
+  TrainResult result;
+  int64_t saved_step = latest ? state.step : -1;
+  const auto save = [&] {
+    if (saved_step == state.step) return;
+    const fs::path path = SaveCheckpoint(run.checkpoints(), training.keep, config_toml, state,
+                                         machine.model, machine.optimizer);
+    saved_step = state.step;
+    if (callbacks.saved) callbacks.saved(path);
+  };
+  const auto due = [&](int64_t interval) { return interval > 0 && state.step % interval == 0; };
+
+  while (state.step < training.steps && !result.interrupted) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t step = state.step + 1;
+    StepReport report;
+    try {
+      report = machine.Step(config, step, &corpus.batches);
+    } catch (const Error& error) {
+      const auto last = LatestCheckpoint(run.checkpoints());
+      Fail("step {}: {}{}", step, error.what(),
+           last ? "; the last good checkpoint is " + last->string() : "");
+    }
+    state.step = step;
+    state.tokens += report.losses.tokens;
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+
+    StepMetrics metrics = MetricsOf(report);
+    metrics.step = step;
+    metrics.learning_rate = ScheduleOf(config).LearningRate(step);
+    metrics.tokens = state.tokens;
+    metrics.seconds = time.count();
+    metrics.tokens_per_second = static_cast<double>(training.StepTokens()) / time.count();
+    metrics.flops_per_second =
+        metrics.tokens_per_second * summary.size.FlopsPerToken(training.sequence_length);
+    metrics.share_of_peak = metrics.flops_per_second / summary.peak_flops;
+    const bool last = step == training.steps;
+    if (corpus.val && (due(training.eval_interval) || last)) {
+      result.evaluation = Evaluate(machine.model, *corpus.val, EvaluationShapeOf(config));
+      metrics.evaluation = result.evaluation;
+    }
+    const ResidentMemory resident = ReadResidentMemory();
+    metrics.planned_peak_bytes = summary.plan.total_peak_bytes;
+    metrics.ledger_peak_bytes = machine.arena.ledger().total_peak_bytes;
+    metrics.resident_bytes = resident.bytes;
+    metrics.resident_peak_bytes = resident.peak_bytes;
+    metrics_file.Append(metrics);
+    if (callbacks.step) callbacks.step(metrics);
+    for (const LayerRouting& layer : report.losses.routing) {
+      const auto warning = collapse.Step(layer);
+      if (warning && callbacks.warning) callbacks.warning(*warning);
+    }
+    result.interrupted = !last && callbacks.stop && callbacks.stop();
+    if (due(training.checkpoint_interval) || last || result.interrupted) save();
+  }
+  result.step = state.step;
+  return result;
+}
+
+}  // namespace terrace

@@ -1,0 +1,55 @@
+// A training run, from a configuration to checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string_view>
+
+#include "core/arena.h"
+#include "train/config.h"
+#include "train/metrics.h"
+
+namespace terrace {
+
+// What a run is before its first step.
+struct RunSummary {
+  ModelSize size;
+  Ledger plan;               // of the dry run: the memory that the run takes, to the byte
+  double peak_flops = 0;     // of matrix products, as measured
+  int64_t train_tokens = 0;  // of the data
+  int64_t val_tokens = 0;    // 0: no evaluation
+  int64_t first_step = 0;    // resumed after this many
+  int64_t last_step = 0;
+};
+
+struct TrainCallbacks {
+  std::function<void(const RunSummary&)> begin;
+  std::function<void(const StepMetrics&)> step;
+  std::function<void(std::string_view)> warning;
+  std::function<void(const std::filesystem::path&)> saved;
+  // Asked after every step: true saves and ends the run.
+  std::function<bool()> stop;
+};
+
+struct TrainResult {
+  int64_t step = 0;                      // steps done in total
+  bool interrupted = false;              // by `stop`, before the last step
+  std::optional<Evaluation> evaluation;  // of the last one made
+};
+
+// Trains `config` in `run_folder`: a new one, or, with `resume`, one that holds a run of the same
+// model, data, seed and shapes, which goes on from its newest checkpoint bit for bit as if it had
+// not stopped. Finds its memory by a dry run first and takes no more.
+//
+// Throws Error on one line: when the folder holds a run already, the data or the configuration is
+// at fault, a loss or gradient is not finite (naming step and tensor; the last checkpoint stays),
+// or the disk is full.
+TrainResult Train(const RunConfig& config, const std::filesystem::path& run_folder, bool resume,
+                  const TrainCallbacks& callbacks);
+
+// The ledger of a step and an evaluation of `config`, from a run without data.
+Ledger PlanTraining(const RunConfig& config);
+
+}  // namespace terrace
