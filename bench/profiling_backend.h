@@ -1,0 +1,140 @@
+// A backend that passes every operation on to another and adds up the time each kind takes.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace terrace {
+
+class ProfilingBackend final : public Backend {
+ public:
+  explicit ProfilingBackend(Backend& inner) : Backend(inner.arena()), inner_(inner) {}
+  std::string_view name() const override { return inner_.name(); }
+
+  // Seconds by operation since the last Reset.
+  const std::map<std::string, double>& seconds() const { return seconds_; }
+  void Reset() { seconds_.clear(); }
+
+  void Linear(TensorView x, TensorView w, TensorView y, bool add) override {
+    Timed("linear", [&] { inner_.Linear(x, w, y, add); });
+  }
+  void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) override {
+    Timed("linear backward input", [&] { inner_.LinearBackwardInput(dy, w, dx, add); });
+  }
+  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) override {
+    Timed("linear backward weight", [&] { inner_.LinearBackwardWeight(dy, x, dw, add); });
+  }
+  void GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w, TensorView y,
+                     bool add) override {
+    Timed("grouped linear", [&] { inner_.GroupedLinear(x, offsets, w, y, add); });
+  }
+  void GroupedLinearBackwardInput(TensorView dy, TensorView offsets, std::span<const TensorView> w,
+                                  TensorView dx, bool add) override {
+    Timed("grouped linear backward input",
+          [&] { inner_.GroupedLinearBackwardInput(dy, offsets, w, dx, add); });
+  }
+  void Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias, float epsilon,
+            TensorView y, TensorView statistics) override {
+    Timed("norm", [&] { inner_.Norm(kind, x, weight, bias, epsilon, y, statistics); });
+  }
+  void NormBackward(NormKind kind, TensorView dy, TensorView x, TensorView weight,
+                    TensorView statistics, TensorView dx, TensorView dweight, bool add_dweight,
+                    TensorView dbias, bool add_dbias) override {
+    Timed("norm backward", [&] {
+      inner_.NormBackward(kind, dy, x, weight, statistics, dx, dweight, add_dweight, dbias,
+                          add_dbias);
+    });
+  }
+  void Rope(TensorView x, int64_t heads, int64_t sequence_length, int64_t first_position,
+            float theta, bool inverse) override {
+    Timed("rope", [&] { inner_.Rope(x, heads, sequence_length, first_position, theta, inverse); });
+  }
+  void Attention(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
+                 TensorView out, TensorView log_sums) override {
+    Timed("attention", [&] { inner_.Attention(shape, q, k, v, out, log_sums); });
+  }
+  void AttentionBackward(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
+                         TensorView out, TensorView log_sums, TensorView dout, TensorView dq,
+                         TensorView dk, TensorView dv) override {
+    Timed("attention backward",
+          [&] { inner_.AttentionBackward(shape, q, k, v, out, log_sums, dout, dq, dk, dv); });
+  }
+  void SwiGlu(TensorView gate, TensorView up, TensorView row_scale, TensorView h) override {
+    Timed("swiglu", [&] { inner_.SwiGlu(gate, up, row_scale, h); });
+  }
+  void SwiGluBackward(TensorView dh, TensorView gate, TensorView up, TensorView row_scale,
+                      TensorView dgate, TensorView dup, TensorView drow_scale) override {
+    Timed("swiglu backward",
+          [&] { inner_.SwiGluBackward(dh, gate, up, row_scale, dgate, dup, drow_scale); });
+  }
+  RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
+                         const Routing& routing, std::span<int64_t> counts) override {
+    RouterStatistics statistics;
+    Timed("route", [&] { statistics = inner_.Route(config, logits, targets, routing, counts); });
+    return statistics;
+  }
+  void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
+                     TensorView drow_weights, float loss_scale, TensorView dlogits) override {
+    Timed("route backward", [&] {
+      inner_.RouteBackward(config, routing, targets, drow_weights, loss_scale, dlogits);
+    });
+  }
+  void GatherRows(TensorView x, TensorView row_tokens, TensorView y) override {
+    Timed("gather rows", [&] { inner_.GatherRows(x, row_tokens, y); });
+  }
+  void AddGatheredRows(TensorView x, TensorView token_rows, TensorView y) override {
+    Timed("add gathered rows", [&] { inner_.AddGatheredRows(x, token_rows, y); });
+  }
+  void Embedding(TensorView ids, TensorView tokens_table, TensorView positions_table,
+                 int64_t sequence_length, int64_t first_position, TensorView y) override {
+    Timed("embedding", [&] {
+      inner_.Embedding(ids, tokens_table, positions_table, sequence_length, first_position, y);
+    });
+  }
+  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) override {
+    Timed("embedding backward", [&] { inner_.EmbeddingBackward(dy, ids, dtable, add); });
+  }
+  void PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
+                         bool add) override {
+    Timed("embedding backward",
+          [&] { inner_.PositionsBackward(dy, sequence_length, dtable, add); });
+  }
+  double HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale, TensorView dx,
+                  TensorView dw, bool add_dw) override {
+    double loss = 0;
+    Timed("head and loss",
+          [&] { loss = inner_.HeadLoss(x, w, targets, loss_scale, dx, dw, add_dw); });
+    return loss;
+  }
+  void Zero(TensorView x) override {
+    Timed("elementwise", [&] { inner_.Zero(x); });
+  }
+  void Copy(TensorView x, TensorView y) override {
+    Timed("elementwise", [&] { inner_.Copy(x, y); });
+  }
+  void Add(TensorView x, TensorView y) override {
+    Timed("elementwise", [&] { inner_.Add(x, y); });
+  }
+  double SumOfSquares(TensorView x) override {
+    double sum = 0;
+    Timed("sum of squares", [&] { sum = inner_.SumOfSquares(x); });
+    return sum;
+  }
+
+ private:
+  template <typename Operation>
+  void Timed(const char* kind, const Operation& operation) {
+    const auto start = std::chrono::steady_clock::now();
+    operation();
+    seconds_[kind] +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  Backend& inner_;
+  std::map<std::string, double> seconds_;
+};
+
+}  // namespace terrace
