@@ -10,6 +10,7 @@
 #include "cli/streams.h"
 #include "core/error.h"
 #include "data/prepare.h"
+#include "data/quoted.h"
 #include "data/tokenizer_files.h"
 
 namespace terrace {
@@ -60,7 +61,7 @@ std::vector<int32_t> ParseIds(std::string_view text) {
     int32_t id = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc() || end != word.data() + word.size()) {
-      Fail("'{}' (at position {}) is not a token id", word.substr(0, 40), ids.size());
+      Fail("{} (at position {}) is not a token id", Quoted(word.substr(0, 40)), ids.size());
     }
     ids.push_back(id);
     text.remove_prefix(word.size());

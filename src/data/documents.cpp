@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "data/quoted.h"
 
 namespace terrace {
 namespace {
@@ -61,10 +62,10 @@ std::string TextOfLine(std::string_view line, const std::string& field) {
   if (!object.is_object()) throw LineFault{line.data(), "not a JSON object"};
   const auto found = object.find(field);
   if (found == object.end()) {
-    throw LineFault{line.data(), fmt::format("has no field '{}'", field)};
+    throw LineFault{line.data(), fmt::format("has no field {}", Quoted(field))};
   }
   if (!found->is_string()) {
-    throw LineFault{line.data(), fmt::format("field '{}' is not a string", field)};
+    throw LineFault{line.data(), fmt::format("field {} is not a string", Quoted(field))};
   }
   return found->get<std::string>();
 }

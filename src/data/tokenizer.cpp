@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "data/quoted.h"
 
 namespace terrace {
 namespace {
@@ -44,13 +45,13 @@ void Tokenizer::Tables::AddTokens() {
   for (const AddedToken& token : spec.added) {
     if (token.text.empty()) Fail("added token {} is empty", token.id);
     if (token.id < 0 || token.id >= kMaxVocabSize) {
-      Fail("added token '{}' has the id {}, outside of [0, {})", token.text, token.id,
+      Fail("added token {} has the id {}, outside of [0, {})", Quoted(token.text), token.id,
            kMaxVocabSize);
     }
     const size_t id = static_cast<size_t>(token.id);
     if (id >= spec.tokens.size()) spec.tokens.resize(id + 1);
     if (!spec.tokens[id].empty() && spec.tokens[id] != token.text) {
-      Fail("added token '{}' has the id {} of another token", token.text, token.id);
+      Fail("added token {} has the id {} of another token", Quoted(token.text), token.id);
     }
     spec.tokens[id] = token.text;
     added[static_cast<unsigned char>(token.text[0])].push_back(&token);

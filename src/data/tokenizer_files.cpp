@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "data/byte_level.h"
 #include "data/files.h"
+#include "data/quoted.h"
 
 namespace terrace {
 namespace {
@@ -57,13 +58,13 @@ void Builder::AddVocabulary(const json& vocabulary, const std::vector<AddedToken
   for (const auto& [spelling, value] : vocabulary.items()) {
     const int64_t id = value.is_number_integer() ? value.get<int64_t>() : -1;
     if (id < 0 || id >= Tokenizer::kMaxVocabSize) {
-      Fail("{}: token '{}' has no id in [0, {})", name, spelling, Tokenizer::kMaxVocabSize);
+      Fail("{}: token {} has no id in [0, {})", name, Quoted(spelling), Tokenizer::kMaxVocabSize);
     }
     const auto found = added_ids.find(spelling);
     const bool is_added = found != added_ids.end() && found->second == id;
     const std::optional<std::string> bytes =
         is_added ? std::optional(spelling) : FromByteLevel(spelling);
-    if (!bytes || bytes->empty()) Fail("{}: token '{}' is not byte-level", name, spelling);
+    if (!bytes || bytes->empty()) Fail("{}: token {} is not byte-level", name, Quoted(spelling));
     if (std::cmp_greater_equal(id, spec.tokens.size())) {
       spec.tokens.resize(static_cast<size_t>(id) + 1);
     }
@@ -77,8 +78,8 @@ void Builder::AddVocabulary(const json& vocabulary, const std::vector<AddedToken
 int32_t Builder::IdOf(const std::string& spelling) const {
   const auto found = ids.find(spelling);
   if (found == ids.end()) {
-    Fail("{}: merge {} needs the token '{}', which is not in the vocabulary", name,
-         spec.merges.size(), spelling);
+    Fail("{}: merge {} needs the token {}, which is not in the vocabulary", name,
+         spec.merges.size(), Quoted(spelling));
   }
   return found->second;
 }
@@ -90,7 +91,8 @@ void Builder::AddMerge(const std::string& left, const std::string& right) {
 void AddSpelledMerge(Builder& builder, const std::string& merge) {
   const size_t space = merge.find(' ');
   if (space == std::string::npos || merge.find(' ', space + 1) != std::string::npos) {
-    Fail("{}: merge {} ('{}') is not two tokens", builder.name, builder.spec.merges.size(), merge);
+    Fail("{}: merge {} ({}) is not two tokens", builder.name, builder.spec.merges.size(),
+         Quoted(merge));
   }
   builder.AddMerge(merge.substr(0, space), merge.substr(space + 1));
 }
@@ -108,7 +110,7 @@ std::vector<AddedToken> ReadAddedTokens(const json& list, const std::string& nam
     }
     for (const char* key : {"single_word", "lstrip", "rstrip"}) {
       if (IsOn(entry, key, false)) {
-        Fail("{}: added token '{}' uses {}, which is not supported", name, text, key);
+        Fail("{}: added token {} uses {}, which is not supported", name, Quoted(text), key);
       }
     }
     added.push_back({text, static_cast<int32_t>(value), IsOn(entry, "special", false)});
@@ -120,7 +122,7 @@ void CheckModel(const json& model, const std::string& name) {
   const std::string type = TextOf(Member(model, "type"));
   // Files of early versions do not name the type.
   if (!type.empty() && type != "BPE") {
-    Fail("{}: a {} model; only byte-level BPE is supported", name, type);
+    Fail("{}: a {} model; only byte-level BPE is supported", name, Quoted(type));
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!TextOf(Member(model, key)).empty()) Fail("{}: model.{} is not supported", name, key);
@@ -168,7 +170,7 @@ void ReadPreTokenizer(const json& entry, const std::string& name, PreTokenizer& 
     }
   } else {
     Fail("{}: unsupported pre-tokenizer {}; only ByteLevel, or one Split before it, is supported",
-         name, type.empty() ? "(none)" : type);
+         name, Quoted(type));
   }
 }
 
@@ -179,10 +181,6 @@ Tokenizer Finish(Builder builder) {
   } catch (const Error& error) {
     Fail("{}: {}", builder.name, error.what());
   }
-}
-
-std::string Quoted(const std::string& text) {
-  return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::string PreTokenizerJson(const std::string& pattern) {
@@ -208,7 +206,7 @@ Tokenizer ParseTokenizerJson(std::string_view text, const std::string& name) {
   CheckModel(model, name);
   if (!Member(file, "normalizer").is_null()) {
     Fail("{}: normalizer {} would change the text; it is not supported", name,
-         TextOf(Member(Member(file, "normalizer"), "type")));
+         Quoted(TextOf(Member(Member(file, "normalizer"), "type"))));
   }
   PreTokenizer pre_tokenizer;
   ReadPreTokenizer(Member(file, "pre_tokenizer"), name, pre_tokenizer);

@@ -1,0 +1,81 @@
+#include "data/files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "core/error.h"
+#include "support/file_size_limit.h"
+#include "support/temporary_folder.h"
+
+namespace terrace {
+namespace {
+
+size_t EntriesOf(const std::filesystem::path& folder) {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+}
+
+TEST(MappedFile, HoldsTheBytes) {
+  const TemporaryFolder folder;
+  const std::string bytes("a\0b\xff", 4);
+  WriteNewFile(folder / "a", bytes);
+  WriteNewFile(folder / "empty", "");
+  EXPECT_EQ(MappedFile(folder / "a").bytes(), bytes);
+  EXPECT_EQ(MappedFile(folder / "empty").bytes(), "");
+  EXPECT_EQ(MappedFile("/dev/null").bytes(), "");
+}
+
+TEST(MappedFile, RefusesFoldersAndMissingFiles) {
+  const TemporaryFolder folder;
+  EXPECT_THROW(MappedFile(folder.path()), Error);
+  EXPECT_THROW(MappedFile(folder / "none"), Error);
+}
+
+TEST(WriteNewFile, RefusesToOverwrite) {
+  const TemporaryFolder folder;
+  WriteNewFile(folder / "a", "first");
+  EXPECT_THROW(WriteNewFile(folder / "a", "second"), Error);
+  EXPECT_EQ(MappedFile(folder / "a").bytes(), "first");
+  EXPECT_THROW(WriteNewFile(folder / "none" / "a", "x"), Error);
+  EXPECT_EQ(EntriesOf(folder.path()), 1u);
+}
+
+TEST(OutputFile, SaysThatTheDiskIsFull) {
+  const TemporaryFolder folder;
+  const FileSizeLimit limit(4096);
+  OutputFile file(folder / "a");
+  file.Write(std::string(4096, 'x'));
+  EXPECT_THROW(file.Write("x"), Error);
+}
+
+TEST(OutputFolder, AppearsOnlyWhenCommitted) {
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder / "deep" / "output" / "";
+  {
+    OutputFolder output(path);
+    WriteNewFile(output.temporary() / "a", "x");
+    EXPECT_FALSE(std::filesystem::exists(path));
+  }
+  EXPECT_EQ(EntriesOf(folder / "deep"), 0u) << "an abandoned folder stayed";
+  OutputFolder output(path);
+  WriteNewFile(output.temporary() / "a", "x");
+  output.Commit();
+  EXPECT_EQ(MappedFile(folder / "deep" / "output" / "a").bytes(), "x");
+  EXPECT_EQ(EntriesOf(folder / "deep"), 1u);
+}
+
+TEST(OutputFolder, RefusesWhatExistsUnlessEmpty) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "empty");
+  OutputFolder output(folder / "empty");
+  output.Commit();
+  std::filesystem::create_directory(folder / "full");
+  WriteNewFile(folder / "full" / "a", "x");
+  EXPECT_THROW(OutputFolder(folder / "full"), Error);
+  EXPECT_THROW(OutputFolder(folder / "full" / "a"), Error);
+  EXPECT_EQ(EntriesOf(folder.path()), 2u);
+}
+
+}  // namespace
+}  // namespace terrace
