@@ -7,22 +7,22 @@ namespace terrace {
 void AddCorpusFlags(CLI::App& command, CorpusOptions& corpus) {
   command.add_option("inputs", corpus.inputs, "Text files, .jsonl files, and folders of both")
       ->required()
-      ->option_text("INPUT ...");
+      ->type_name("INPUT");
   command
       .add_option("--extensions", corpus.extensions,
                   "Endings of the names to take from folders, separated by commas")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->option_text("LIST")
+      ->type_name("LIST")
       ->capture_default_str();
   command.add_option("--field", corpus.field, "The field of a JSON line that holds the text")
-      ->option_text("NAME")
+      ->type_name("NAME")
       ->capture_default_str();
   command
       .add_option("--separator", corpus.separator,
                   "What separates documents within a text file, e.g. '<|endoftext|>' "
                   "(default: a file is one document)")
-      ->option_text("TEXT");
+      ->type_name("TEXT");
 }
 
 }  // namespace terrace

@@ -80,20 +80,20 @@ void AddPrepare(CLI::App& parent) {
       ->add_option("-t,--tokenizer", flags->tokenizer,
                    "'bytes', a tokenizer.json, or a folder with it or with vocab.json and "
                    "merges.txt")
-      ->option_text("NAME")
+      ->type_name("NAME")
       ->capture_default_str();
   command->add_option("-o,--output", options.output, "The folder to write; must not exist")
-      ->option_text("FOLDER")
+      ->type_name("FOLDER")
       ->required();
   command
       ->add_option("--val-fraction", options.val_fraction,
                    "Share of the documents for validation, chosen by a hash of their start")
-      ->option_text("X")
+      ->type_name("X")
       ->capture_default_str();
   command
       ->add_option("--piece-bytes", options.piece_bytes,
                    "Longer documents are cut before that choice, at line ends")
-      ->option_text("N")
+      ->type_name("N")
       ->capture_default_str();
   AddCorpusFlags(*command, options.corpus);
   command->callback([flags] { Prepare(*flags); });
@@ -109,7 +109,7 @@ void AddDataCommand(CLI::App& app) {
   CLI::App* check = command->add_subcommand(
       "check", "Read token files (Terrace, llm.c, nanoGPT) whole and verify them");
   check->add_option("path", *path, "A folder of .bin files, or a single one")
-      ->option_text("PATH")
+      ->type_name("PATH")
       ->required();
   check->callback([path] { Check(*path); });
 }

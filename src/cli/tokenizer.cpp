@@ -80,10 +80,10 @@ void AddTrain(CLI::App& parent) {
   CLI::App* command = parent.add_subcommand(
       "train", "Learn a byte-level BPE vocabulary and save it as a tokenizer.json");
   command->add_option("--vocab-size", flags->vocab_size, "Tokens, including <|endoftext|>")
-      ->option_text("N")
+      ->type_name("N")
       ->capture_default_str();
   command->add_option("-o,--output", flags->output, "The tokenizer.json to write")
-      ->option_text("FILE")
+      ->type_name("FILE")
       ->required();
   AddCorpusFlags(*command, flags->corpus);
   command->callback([flags] { Train(*flags); });
@@ -96,12 +96,12 @@ CLI::App* AddCode(CLI::App& parent, const char* name, const char* description,
       ->add_option("-t,--tokenizer", flags->tokenizer,
                    "'bytes', a tokenizer.json, or a folder with it or with vocab.json and "
                    "merges.txt")
-      ->option_text("NAME")
+      ->type_name("NAME")
       ->required();
   command->add_option("input", flags->input, "The file to read; - is standard input")
-      ->option_text("FILE");
+      ->type_name("FILE");
   command->add_option("-o,--output", flags->output, "The file to write; - is standard output")
-      ->option_text("FILE");
+      ->type_name("FILE");
   return command;
 }
 

@@ -245,6 +245,11 @@ SplitSummary SplitFromJson(const nlohmann::json& json) {
           json.at("unigram_entropy_nats").get<double>()};
 }
 
+bool IsPipe(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_other(path, ignored);
+}
+
 void CheckOptions(const PrepareOptions& options, const Tokenizer& tokenizer) {
   if (!(options.val_fraction >= 0 && options.val_fraction <= 1)) {
     Fail("the fraction for validation is {}, outside of [0, 1]", options.val_fraction);
@@ -264,6 +269,7 @@ CorpusSummary PrepareCorpus(const PrepareOptions& options, const Tokenizer& toke
   OutputFolder folder(options.output);
   const std::filesystem::path tokens = folder.temporary();
   const bool needs_both = options.val_fraction > 0 && options.val_fraction < 1;
+  const bool can_read_again = std::ranges::none_of(options.corpus.inputs, IsPipe);
   CorpusSummary summary;
   for (int64_t piece_bytes = options.piece_bytes;; piece_bytes /= 2) {
     for (const auto& entry : std::filesystem::directory_iterator(tokens)) {
@@ -276,7 +282,7 @@ CorpusSummary PrepareCorpus(const PrepareOptions& options, const Tokenizer& toke
       Fail("{} has no text", options.corpus.inputs.front().string());
     }
     if (!needs_both || (train.tokens > 0 && val.tokens > 0)) break;
-    if (piece_bytes / 2 < kMinPieceBytes) {
+    if (piece_bytes / 2 < kMinPieceBytes || !can_read_again) {
       Fail("{} bytes of text in {} pieces are too few: {} would be empty", train.bytes + val.bytes,
            train.pieces + val.pieces, train.tokens == 0 ? "train" : "val");
     }
