@@ -23,14 +23,6 @@ HWY_INLINE void ForStripes(int64_t begin, int64_t end, const Stripe& stripe) {
   }
 }
 
-// Calls vector(at, v) for the vectors of a unit: offset, and which lanes of an accumulator.
-template <typename Vector>
-HWY_INLINE void ForVectors(const Vector& vector) {
-  for (int64_t half = 0; half < kUnit; half += kHalfUnit) {
-    for (int64_t v = 0; v < kVectors; ++v) vector(half + v * kLanes, v);
-  }
-}
-
 // An average that forgets: beta * old + (1 - beta) * x.
 struct Decay {
   explicit HWY_INLINE Decay(double beta)
@@ -125,8 +117,7 @@ ExactSquares Squares(TensorView view, TensorView second, float floor, int64_t be
             });
           },
           all + first, static_cast<const float*>(second.as<float>()) + first);
-      // The zeros that pad the last unit count as floored there.
-      if (const int64_t rest = count % kUnit; rest > 0) result.floored -= kUnit - rest;
+      result.floored -= PaddingOf(count);
       result.sum += sum.Sum();
     });
   });
@@ -136,19 +127,15 @@ ExactSquares Squares(TensorView view, TensorView second, float floor, int64_t be
 template <typename Weight, typename X>
 HWY_INLINE void UpdateStripe(Weight* weight, const X* source, const float* second, VF floor,
                              VF keep, VF step, int64_t count, uint64_t stripe_key) {
-  Rounding<Weight> rounding(stripe_key);
+  UnitStore<Weight> store(stripe_key);
   ForUnits(
       count,
-      [&](int64_t offset, Weight* w, const X* x, const float* s) HWY_ATTR {
+      [&](int64_t, Weight* w, const X* x, const float* s) HWY_ATTR {
         const auto updated = [&](int64_t at) HWY_ATTR {
           const VF u = hn::Div(Load(x + at), hn::Sqrt(hn::Max(Load(s + at), floor)));
           return hn::NegMulAdd(u, step, hn::Mul(Load(w + at), keep));
         };
-        for (int64_t at = 0; at < kHalfUnit; at += kLanes) {
-          rounding.Draw(offset + at);
-          rounding.StoreLow(updated(at), w + at);
-          rounding.StoreHigh(updated(at + kHalfUnit), w + at + kHalfUnit);
-        }
+        store(updated, w);
       },
       weight, source, second);
 }
@@ -177,10 +164,10 @@ HWY_INLINE void AdamWStripe(Weight* weight, const Gradient* gradient, float* mom
   const VF size = hn::Set(F32(), step.step);
   const VF correction = hn::Set(F32(), step.inverse_correction);
   const VF eps = hn::Set(F32(), step.eps);
-  Rounding<Weight> rounding(stripe_key);
+  UnitStore<Weight> store(stripe_key);
   ForUnits(
       count,
-      [&](int64_t offset, Weight* w, const Gradient* g, float* m, float* s) HWY_ATTR {
+      [&](int64_t, Weight* w, const Gradient* g, float* m, float* s) HWY_ATTR {
         const auto updated = [&](int64_t at) HWY_ATTR {
           const VF scaled = hn::Mul(Load(g + at), scale);
           const VF first = first_decay(Load(m + at), scaled);
@@ -190,11 +177,7 @@ HWY_INLINE void AdamWStripe(Weight* weight, const Gradient* gradient, float* mom
           const VF denominator = hn::MulAdd(hn::Sqrt(moment), correction, eps);
           return hn::NegMulAdd(hn::Div(first, denominator), size, hn::Mul(Load(w + at), keep));
         };
-        for (int64_t at = 0; at < kHalfUnit; at += kLanes) {
-          rounding.Draw(offset + at);
-          rounding.StoreLow(updated(at), w + at);
-          rounding.StoreHigh(updated(at + kHalfUnit), w + at + kHalfUnit);
-        }
+        store(updated, w);
       },
       weight, gradient, momentum, second);
 }

@@ -17,88 +17,97 @@ namespace {
 
 struct MomentumStep {
   VF beta;
-  VF gain;  // 1 - beta
+  VF gain;  // (1 - beta) * gradient scale
 };
 
-// One unit of kRows rows that lie `stride` elements apart; without momentum `momentum` is null.
-template <int kRows, bool kMomentum, typename Gradient>
-HWY_INLINE void SumUnit(const Gradient* gradient, float* momentum, int64_t stride, VF scale,
-                        MomentumStep step, Accumulator* row_sums, float* column_sums) {
-  for (int64_t half = 0; half < kUnit; half += kHalfUnit) {
-    for (int64_t v = 0; v < kVectors; ++v) {
-      const int64_t at = half + v * kLanes;
-      VF column = Load(column_sums + at);
-      for (int row = 0; row < kRows; ++row) {
-        const VF g = hn::Mul(Load(gradient + row * stride + at), scale);
-        row_sums[row].lanes[v] = hn::MulAdd(g, g, row_sums[row].lanes[v]);
-        column = hn::MulAdd(g, g, column);
-        if constexpr (kMomentum) {
-          float* m = momentum + row * stride + at;
-          Store(hn::MulAdd(step.beta, Load(m), hn::Mul(step.gain, g)), m);
-        }
-      }
-      Store(column, column_sums + at);
-    }
-  }
-}
-
-template <int kRows, bool kMomentum, typename Gradient>
-HWY_INLINE void SumRows(const Gradient* gradient, float* momentum, int64_t columns, VF scale,
-                        MomentumStep step, float* row_sums, float* column_sums) {
-  Accumulator sums[kRows];
-  const int64_t whole = columns / kUnit * kUnit;
-  for (int64_t j = 0; j < whole; j += kUnit) {
-    SumUnit<kRows, kMomentum>(gradient + j, kMomentum ? momentum + j : nullptr, columns, scale,
-                              step, sums, column_sums + j);
-  }
-  for (int row = 0; row < kRows; ++row) {
-    if (const int64_t rest = columns - whole; rest > 0) {
-      const int64_t at = row * columns + whole;
-      const Padded<Gradient> g(gradient + at, rest);
-      if constexpr (kMomentum) {
-        Padded<float> m(momentum + at, rest);
-        SumUnit<1, true>(g.elements, m.elements, 0, scale, step, sums + row, column_sums + whole);
-        m.CopyTo(momentum + at, rest);
-      } else {
-        SumUnit<1, false>(g.elements, nullptr, 0, scale, step, sums + row, column_sums + whole);
-      }
-    }
-    row_sums[row] = sums[row].Sum();
-  }
-}
-
 template <bool kMomentum, typename Gradient>
-HWY_INLINE void SumRange(const Gradient* gradient, float* momentum, int64_t columns, float scale,
-                         double beta, int64_t begin, int64_t end, float* row_sums,
-                         float* column_sums) {
-  const VF scales = hn::Set(F32(), scale);
-  const MomentumStep step{hn::Set(F32(), static_cast<float>(beta)),
-                          hn::Set(F32(), static_cast<float>(1 - beta))};
-  // Several rows together spare loads and stores of the column sums.
-  constexpr int kRows = 4;
-  int64_t i = begin;
-  for (; i + kRows <= end; i += kRows) {
-    SumRows<kRows, kMomentum>(gradient + i * columns, kMomentum ? momentum + i * columns : nullptr,
-                              columns, scales, step, row_sums + i, column_sums);
+HWY_INLINE void SumUnit(const Gradient* gradient, float* momentum, MomentumStep step,
+                        Accumulator& row_sum, float* column_sums) {
+  ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
+    const VF g = Load(gradient + at);
+    row_sum.lanes[v] = hn::MulAdd(g, g, row_sum.lanes[v]);
+    Store(hn::MulAdd(g, g, Load(column_sums + at)), column_sums + at);
+    if constexpr (kMomentum) {
+      Store(hn::MulAdd(step.beta, Load(momentum + at), hn::Mul(step.gain, g)), momentum + at);
+    }
+  });
+}
+
+// Row after row, although several at a time would spare loads and stores of the column sums: one
+// stream from memory is what processors prefetch best.
+template <typename Gradient>
+HWY_INLINE void SumRow(const Gradient* gradient, float* momentum, int64_t columns,
+                       MomentumStep step, float* row_sum, float* column_sums) {
+  Accumulator sum;
+  if (momentum == nullptr) {
+    ForUnits(
+        columns,
+        [&](int64_t j, const Gradient* g)
+            HWY_ATTR { SumUnit<false>(g, nullptr, step, sum, column_sums + j); },
+        gradient);
+  } else {
+    ForUnits(
+        columns,
+        [&](int64_t j, const Gradient* g, float* m)
+            HWY_ATTR { SumUnit<true>(g, m, step, sum, column_sums + j); },
+        gradient, momentum);
   }
-  for (; i < end; ++i) {
-    SumRows<1, kMomentum>(gradient + i * columns, kMomentum ? momentum + i * columns : nullptr,
-                          columns, scales, step, row_sums + i, column_sums);
-  }
+  *row_sum = sum.Sum();
 }
 
 void Sums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
           int64_t end, float* row_sums, float* column_sums) {
   const int64_t columns = gradient.columns();
+  float* m = momentum.empty() ? nullptr : momentum.as<float>();
   std::fill_n(column_sums, PaddedColumns(columns), 0.0f);
   WithElements(gradient, [&](const auto* g) {
-    if (momentum.empty()) {
-      SumRange<false>(g, nullptr, columns, scale, beta, begin, end, row_sums, column_sums);
-    } else {
-      SumRange<true>(g, momentum.as<float>(), columns, scale, beta, begin, end, row_sums,
-                     column_sums);
+    const MomentumStep step{hn::Set(F32(), static_cast<float>(beta)),
+                            hn::Set(F32(), static_cast<float>((1 - beta) * scale))};
+    for (int64_t i = begin; i < end; ++i) {
+      SumRow(g + i * columns, m != nullptr ? m + i * columns : nullptr, columns, step, row_sums + i,
+             column_sums);
     }
   });
+}
+
+double Decay(float* moments, const float* sums, int64_t count, float keep, float gain) {
+  const VF keeps = hn::Set(F32(), keep);
+  const VF gains = hn::Set(F32(), gain);
+  double total = 0;
+  for (int64_t first = 0; first < count; first += kStripe) {
+    Accumulator sum;
+    ForUnits(
+        std::min(kStripe, count - first),
+        [&](int64_t, float* m, const float* s) HWY_ATTR {
+          ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
+            const VF moment = hn::MulAdd(keeps, Load(m + at), hn::Mul(gains, Load(s + at)));
+            sum.lanes[v] = hn::Add(sum.lanes[v], moment);
+            Store(moment, m + at);
+          });
+        },
+        moments + first, sums + first);
+    total += sum.Sum();
+  }
+  return total;
+}
+
+int64_t Roots(const float* moments, int64_t count, float scale, float floor, float numerator,
+              float* factors) {
+  const VF scales = hn::Set(F32(), scale);
+  const VF floors = hn::Set(F32(), floor);
+  const VF numerators = hn::Set(F32(), numerator);
+  int64_t floored = 0;
+  ForUnits(
+      count,
+      [&](int64_t, const float* m, float* f) HWY_ATTR {
+        ForVectors([&](int64_t at, int64_t) HWY_ATTR {
+          const VF scaled = hn::Mul(Load(m + at), scales);
+          floored += hn::CountTrue(F32(), hn::Le(scaled, floors));
+          Store(hn::Div(numerators, hn::Sqrt(hn::Max(scaled, floors))), f + at);
+        });
+      },
+      moments, factors);
+  return floored - PaddingOf(count);
 }
 
 template <typename X>
@@ -107,13 +116,10 @@ HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_fa
   ForUnits(
       columns,
       [&](int64_t j, const X* x) HWY_ATTR {
-        for (int64_t half = 0; half < kUnit; half += kHalfUnit) {
-          for (int64_t v = 0; v < kVectors; ++v) {
-            const int64_t at = half + v * kLanes;
-            const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
-            sum.lanes[v] = hn::MulAdd(u, u, sum.lanes[v]);
-          }
-        }
+        ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
+          const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
+          sum.lanes[v] = hn::MulAdd(u, u, sum.lanes[v]);
+        });
       },
       row);
   return sum.Sum();
@@ -135,19 +141,15 @@ double Squares(TensorView view, int64_t begin, int64_t end, const float* row_fac
 template <typename Weight, typename X>
 HWY_INLINE void UpdateStripe(Weight* weight, const X* source, int64_t count, VF keep, VF step,
                              const float* column_factors, uint64_t stripe_key) {
-  Rounding<Weight> rounding(stripe_key);
+  UnitStore<Weight> store(stripe_key);
   ForUnits(
       count,
       [&](int64_t j, Weight* w, const X* x) HWY_ATTR {
-        for (int64_t v = 0; v < kVectors; ++v) {
-          const int64_t low = v * kLanes;
-          const int64_t high = low + kHalfUnit;
-          rounding.Draw(j + low);
-          const VF u0 = hn::Mul(Load(x + low), Load(column_factors + j + low));
-          const VF u1 = hn::Mul(Load(x + high), Load(column_factors + j + high));
-          rounding.StoreLow(hn::NegMulAdd(u0, step, hn::Mul(Load(w + low), keep)), w + low);
-          rounding.StoreHigh(hn::NegMulAdd(u1, step, hn::Mul(Load(w + high), keep)), w + high);
-        }
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
+          return hn::NegMulAdd(u, step, hn::Mul(Load(w + at), keep));
+        };
+        store(updated, w);
       },
       weight, source);
 }
@@ -181,6 +183,8 @@ HWY_AFTER_NAMESPACE();
 namespace terrace::kernels {
 
 HWY_EXPORT(Sums);
+HWY_EXPORT(Decay);
+HWY_EXPORT(Roots);
 HWY_EXPORT(Squares);
 HWY_EXPORT(Update);
 
@@ -188,6 +192,15 @@ void FactoredSums(TensorView gradient, float scale, TensorView momentum, double 
                   int64_t end, float* row_sums, float* column_sums) {
   HWY_DYNAMIC_DISPATCH(Sums)
   (gradient, scale, momentum, beta, begin, end, row_sums, column_sums);
+}
+
+double DecayMoments(float* moments, const float* sums, int64_t count, float keep, float gain) {
+  return HWY_DYNAMIC_DISPATCH(Decay)(moments, sums, count, keep, gain);
+}
+
+int64_t InverseRoots(const float* moments, int64_t count, float scale, float floor, float numerator,
+                     float* factors) {
+  return HWY_DYNAMIC_DISPATCH(Roots)(moments, count, scale, floor, numerator, factors);
 }
 
 double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,

@@ -15,10 +15,18 @@ namespace terrace::kernels {
 constexpr int64_t PaddedColumns(int64_t columns) { return (columns + kUnit - 1) / kUnit * kUnit; }
 
 // Replaces row_sums[i], for rows [begin, end), and column_sums[j], all columns, by sums over those
-// rows of (scale * gradient)^2. gradient any. A momentum (f32, the same shape; empty for none)
+// rows of gradient^2, unscaled. gradient any. A momentum (f32, the same shape; empty for none)
 // becomes momentum * beta + scale * gradient * (1 - beta).
 void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
                   int64_t end, float* row_sums, float* column_sums);
+
+// moments[i] = keep * moments[i] + gain * sums[i]; returns the sum of the moments.
+double DecayMoments(float* moments, const float* sums, int64_t count, float keep, float gain);
+
+// factors[i] = numerator / sqrt(max(moments[i] * scale, floor)); returns how many
+// moments[i] * scale are at or below the floor.
+int64_t InverseRoots(const float* moments, int64_t count, float scale, float floor, float numerator,
+                     float* factors);
 
 // Sum over rows [begin, end) and all columns of (row_factors[i] * x[i, j] * column_factors[j])^2.
 // x any.

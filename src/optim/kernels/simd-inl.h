@@ -43,52 +43,82 @@ HWY_INLINE VF Load(const BF16* from) {
 
 HWY_INLINE void Store(VF value, float* to) { hn::StoreU(value, F32(), to); }
 
-// Random bits for the two halves of a unit; float32 weights need none.
+// Stores the units of one stripe of weights: float32 as they are, bfloat16 rounded as
+// stochastic_rounding.h defines it.
 template <typename Weight>
-struct Rounding {
-  explicit Rounding(uint64_t) {}
-  HWY_INLINE void Draw(int64_t) {}
-  HWY_INLINE void StoreLow(VF value, float* to) const { Store(value, to); }
-  HWY_INLINE void StoreHigh(VF value, float* to) const { Store(value, to); }
+struct UnitStore {
+  explicit HWY_INLINE UnitStore(uint64_t) {}
+
+  // updated(at) gives the new values of elements at + [0, kLanes) of the next unit.
+  template <typename Updated>
+  HWY_INLINE void operator()(const Updated& updated, float* unit) {
+    for (int64_t at = 0; at < kUnit; at += kLanes) Store(updated(at), unit + at);
+  }
 };
 
 template <>
-struct Rounding<BF16> {
-  explicit Rounding(uint64_t stripe_key)
-      : low_key(hn::Set(U32(), static_cast<uint32_t>(stripe_key))),
-        high_key(hn::Set(U32(), static_cast<uint32_t>(stripe_key >> 32))) {}
+struct UnitStore<BF16> {
+  explicit HWY_INLINE UnitStore(uint64_t stripe_key)
+      : counter(hn::Add(hn::Set(U32(), static_cast<uint32_t>(stripe_key)),
+                        hn::Mul(hn::Iota(U32(), 0), hn::Set(U32(), kCounterStep)))),
+        key(hn::Set(U32(), static_cast<uint32_t>(stripe_key >> 32))) {}
 
-  // For elements offset + [0, kLanes) and kHalfUnit behind them, offset within the stripe and in
-  // the lower half of its unit.
-  HWY_INLINE void Draw(int64_t offset) {
-    const int64_t counter = offset / kUnit * kHalfUnit + offset % kUnit;
-    VU x = hn::Add(hn::Iota(U32(), static_cast<uint32_t>(counter)), low_key);
-    x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(U32(), 0x7feb352du));
-    x = hn::Xor(hn::Xor(x, high_key), hn::ShiftRight<15>(x));
-    x = hn::Mul(x, hn::Set(U32(), 0x846ca68bu));
-    words = hn::Xor(x, hn::ShiftRight<16>(x));
-  }
-  HWY_INLINE void StoreLow(VF value, BF16* to) const {
-    StoreRounded(value, hn::And(words, hn::Set(U32(), 0xffffu)), to);
-  }
-  HWY_INLINE void StoreHigh(VF value, BF16* to) const {
-    StoreRounded(value, hn::ShiftRight<16>(words), to);
+  // Units come in order: the counter is a running sum.
+  template <typename Updated>
+  HWY_INLINE void operator()(const Updated& updated, BF16* unit) {
+    for (int64_t at = 0; at < kHalfUnit; at += 2 * kLanes) {
+      const VU words0 = Words();
+      const VU words1 = Words();
+      const VU low = hn::Set(U32(), 0xffffu);
+      StorePair(Rounded(updated(at), hn::And(words0, low)),
+                Rounded(updated(at + kLanes), hn::And(words1, low)), unit + at);
+      const int64_t high = at + kHalfUnit;
+      StorePair(Rounded(updated(high), hn::ShiftRight<16>(words0)),
+                Rounded(updated(high + kLanes), hn::ShiftRight<16>(words1)), unit + high);
+    }
   }
 
  private:
-  static HWY_INLINE void StoreRounded(VF value, VU random16, BF16* to) {
-    const VU bits = hn::BitCast(U32(), value);
-    const VU quiet = hn::Or(bits, hn::Set(U32(), 0x400000u));
-    const auto nan = hn::RebindMask(U32(), hn::IsNaN(value));
-    const VU sum = hn::IfThenElse(nan, quiet, hn::Add(bits, random16));
-    hn::StoreU(hn::TruncateTo(U16(), hn::ShiftRight<16>(sum)), U16(),
-               reinterpret_cast<uint16_t*>(to));
+  HWY_INLINE VU Words() {
+    VU x = hn::Xor(hn::Xor(counter, key), hn::ShiftRight<15>(counter));
+    counter = hn::Add(counter, hn::Set(U32(), static_cast<uint32_t>(kLanes) * kCounterStep));
+    x = hn::Mul(x, hn::Set(U32(), kMultiplier));
+    return hn::Xor(x, hn::ShiftRight<16>(x));
   }
 
-  VU low_key;
-  VU high_key;
-  VU words;
+  // The bfloat16 is in the upper halves. NaN that arithmetic yields is quiet: cutting keeps it.
+  static HWY_INLINE VU Rounded(VF value, VU random16) {
+    const VU bits = hn::BitCast(U32(), value);
+    const auto number = hn::RebindMask(U32(), hn::Eq(value, value));
+    return hn::IfThenElse(number, hn::Add(bits, random16), bits);
+  }
+
+  static HWY_INLINE void StorePair(VU first_half, VU second_half, BF16* to) {
+    auto* words = reinterpret_cast<uint16_t*>(to);
+#if HWY_TARGET == HWY_SCALAR
+    words[0] = static_cast<uint16_t>(hn::GetLane(first_half) >> 16);
+    words[1] = static_cast<uint16_t>(hn::GetLane(second_half) >> 16);
+#else
+    const hn::Repartition<uint16_t, F32> d;
+    const auto odd = hn::ConcatOdd(d, hn::BitCast(d, second_half), hn::BitCast(d, first_half));
+    hn::StoreU(odd, d, words);
+#endif
+  }
+
+  VU counter;
+  VU key;
 };
+
+// Sum of kCount values, `stride` apart: neighbours at distance kCount / 2 first, then half of that.
+template <int64_t kCount>
+HWY_INLINE float SumTree(const float* values, int64_t stride = 1) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    return SumTree<kCount / 2>(values, 2 * stride) +
+           SumTree<kCount / 2>(values + stride, 2 * stride);
+  }
+}
 
 // Lane accumulators of one sum.
 struct Accumulator {
@@ -97,13 +127,14 @@ struct Accumulator {
   HWY_INLINE Accumulator() {
     for (VF& lane : lanes) lane = hn::Zero(F32());
   }
-  HWY_INLINE float Sum() const {
-    HWY_ALIGN float values[kHalfUnit];
-    for (int64_t v = 0; v < kVectors; ++v) hn::Store(lanes[v], F32(), values + v * kLanes);
-    for (int64_t width = kHalfUnit / 2; width >= 1; width /= 2) {
-      for (int64_t i = 0; i < width; ++i) values[i] += values[i + width];
+  // The SumTree of all lanes. May be called once.
+  HWY_INLINE float Sum() {
+    for (int64_t half = kVectors / 2; half >= 1; half /= 2) {
+      for (int64_t v = 0; v < half; ++v) lanes[v] = hn::Add(lanes[v], lanes[v + half]);
     }
-    return values[0];
+    HWY_ALIGN float values[kLanes];
+    hn::Store(lanes[0], F32(), values);
+    return SumTree<kLanes>(values);
   }
 };
 
@@ -132,6 +163,17 @@ HWY_INLINE void ForUnits(int64_t count, const Unit& unit, T*... arrays) {
       unit(at, static_cast<T*>(padded.elements)...);
       (padded.CopyTo(arrays + at, rest), ...);
     }(Padded<std::remove_const_t<T>>(arrays + at, rest)...);
+  }
+}
+
+// How many zeros pad the last unit of `count` elements; they count as floored, for example.
+HWY_INLINE int64_t PaddingOf(int64_t count) { return (kUnit - count % kUnit) % kUnit; }
+
+// Calls vector(at, v) for the vectors of a unit: their offset, and their lanes of an Accumulator.
+template <typename Vector>
+HWY_INLINE void ForVectors(const Vector& vector) {
+  for (int64_t half = 0; half < kUnit; half += kHalfUnit) {
+    for (int64_t v = 0; v < kVectors; ++v) vector(half + v * kLanes, v);
   }
 }
 

@@ -27,12 +27,15 @@ constexpr uint64_t StripeKey(uint64_t rounding_key, int64_t stripe) {
   return RandomBits(rounding_key, static_cast<uint64_t>(stripe));
 }
 
-// The hash "lowbias32" of C. Wellons (https://nullprogram.com/blog/2018/07/31/), keyed: one half
-// of the key offsets the counter, the other enters between the two multiplications.
+// One multiplicative round on a Weyl sequence: stripe keys are mixed thoroughly already, within a
+// stripe it suffices to be uniform and uncorrelated. One half of the key offsets the sequence,
+// the other enters before the multiplication.
+inline constexpr uint32_t kCounterStep = 0x9e3779b9u;  // 2^32 / golden ratio
+inline constexpr uint32_t kMultiplier = 0x846ca68bu;
+
 constexpr uint32_t HashWord(uint64_t stripe_key, uint32_t counter) {
-  uint32_t x = counter + static_cast<uint32_t>(stripe_key);
-  x = (x ^ (x >> 16)) * 0x7feb352du;
-  x = (x ^ (x >> 15) ^ static_cast<uint32_t>(stripe_key >> 32)) * 0x846ca68bu;
+  uint32_t x = counter * kCounterStep + static_cast<uint32_t>(stripe_key);
+  x = (x ^ (x >> 15) ^ static_cast<uint32_t>(stripe_key >> 32)) * kMultiplier;
   return x ^ (x >> 16);
 }
 

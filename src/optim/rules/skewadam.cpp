@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "core/parallel.h"
@@ -25,7 +26,7 @@ namespace terrace {
 namespace {
 
 // What remains positive where all gradients are zero; its root and its inverse are normal floats.
-constexpr float kSmallest = 1e-30f;
+constexpr double kSmallest = 1e-30;
 
 // The rows of a matrix in parallel blocks, which depend on the shape alone. At most kMostBlocks,
 // since each block has partial column sums of its own: scratch stays O(rows + columns).
@@ -49,12 +50,6 @@ void ForBlocks(const RowBlocks& blocks, const Body& body) {
   ParallelFor(blocks.count, 1, [&](int64_t block, int64_t) {
     body(block, block * blocks.block_rows, std::min(blocks.rows, (block + 1) * blocks.block_rows));
   });
-}
-
-float Mean(const float* values, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += values[i];
-  return static_cast<float>(sum / static_cast<double>(count));
 }
 
 class SkewAdam final : public Rule {
@@ -99,10 +94,10 @@ class SkewAdam final : public Rule {
     return settings_.second_moment == SecondMoment::kFactored && shape.rank() == 2;
   }
 
-  float Floor(const float* moments, int64_t count) const {
-    const float eps = static_cast<float>(settings_.eps);
-    if (settings_.eps_mode == EpsMode::kAbsolute) return eps;
-    return std::max(eps * Mean(moments, count), kSmallest);
+  // Of second moments of that mean.
+  float Floor(double mean) const {
+    if (settings_.eps_mode == EpsMode::kAbsolute) return static_cast<float>(settings_.eps);
+    return static_cast<float>(std::max(settings_.eps * mean, kSmallest));
   }
 
   // lr / max(1, RMS(u) / rms_clip)
@@ -141,7 +136,7 @@ class SkewAdam final : public Rule {
 
     const UpdateReport report =
         Factors(row_factors, row_moments.as<float>(), rows, column_sums, column_factors,
-                column_moments.as<float>(), columns, correction);
+                column_moments.as<float>(), columns, context.gradient_scale, correction);
     std::fill(column_factors + columns, column_factors + padded, 0.0f);
 
     const TensorView numerator = settings_.momentum ? momentum : gradient;
@@ -171,28 +166,26 @@ class SkewAdam final : public Rule {
   // column_factors[j] = 1 / sqrt(max(vc, floor)).
   UpdateReport Factors(float* row_factors, float* row_moments, int64_t rows,
                        const float* column_sums, float* column_factors, float* column_moments,
-                       int64_t columns, float correction) const {
-    const auto average = [&](float* moments, const float* sums, int64_t count, int64_t summands) {
-      const float keep = static_cast<float>(settings_.beta2);
-      const float gain = static_cast<float>((1 - settings_.beta2) / static_cast<double>(summands));
-      for (int64_t i = 0; i < count; ++i) moments[i] = keep * moments[i] + gain * sums[i];
+                       int64_t columns, float gradient_scale, float correction) const {
+    const auto mean_of_decayed = [&](float* moments, const float* sums, int64_t count,
+                                     int64_t summands) {
+      // The sums are of the gradient before its scale.
+      const double gain =
+          (1 - settings_.beta2) * gradient_scale * gradient_scale / static_cast<double>(summands);
+      return kernels::DecayMoments(moments, sums, count, static_cast<float>(settings_.beta2),
+                                   static_cast<float>(gain)) /
+             static_cast<double>(count);
     };
-    average(row_moments, row_factors, rows, columns);
-    average(column_moments, column_sums, columns, rows);
+    const double row_mean = mean_of_decayed(row_moments, row_factors, rows, columns);
+    const double column_mean = mean_of_decayed(column_moments, column_sums, columns, rows);
 
     const bool absolute = settings_.eps_mode == EpsMode::kAbsolute;
-    const float mean = std::max(Mean(row_moments, rows), absolute ? 1e-15f : kSmallest);
-    const float eps = static_cast<float>(settings_.eps);
-    for (int64_t i = 0; i < rows; ++i) {
-      row_factors[i] = correction / std::sqrt(std::max(row_moments[i] / mean, eps));
-    }
-    const float floor = Floor(column_moments, columns);
-    UpdateReport report{0, columns};
-    for (int64_t j = 0; j < columns; ++j) {
-      report.floored += column_moments[j] <= floor;
-      column_factors[j] = 1 / std::sqrt(std::max(column_moments[j], floor));
-    }
-    return report;
+    const double scale = 1 / std::max(row_mean, absolute ? 1e-15 : kSmallest);
+    kernels::InverseRoots(row_moments, rows, static_cast<float>(scale),
+                          static_cast<float>(settings_.eps), correction, row_factors);
+    const int64_t floored =
+        kernels::InverseRoots(column_moments, columns, 1, Floor(column_mean), 1, column_factors);
+    return {floored, columns};
   }
 
   UpdateReport ApplyExact(const Parameter& parameter, TensorView gradient, TensorView momentum,
@@ -208,13 +201,8 @@ class SkewAdam final : public Rule {
           kernels::ExactMoments(gradient, context.gradient_scale, momentum, settings_.beta1, second,
                                 settings_.beta2, begin, end);
     });
-    float floor = static_cast<float>(settings_.eps);
-    if (settings_.eps_mode == EpsMode::kRelative) {
-      double sum = 0;
-      for (double part : sums) sum += part;
-      floor =
-          std::max(static_cast<float>(settings_.eps * sum / static_cast<double>(size)), kSmallest);
-    }
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    const float floor = Floor(sum / static_cast<double>(size));
 
     std::vector<kernels::ExactSquares> partial(blocks);
     ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {

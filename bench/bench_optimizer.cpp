@@ -1,0 +1,123 @@
+// Bytes that an optimizer step moves per second, against a plain loop in the same run.
+//
+// Bytes are counted as what must cross the memory bus. Gradients and weights have to, states too.
+// Where a rule reads a tensor in several passes, and all that the threads work on at a time
+// stays within the last-level cache, the tensor counts once; else each pass counts. The minimum,
+// with everything read once, is printed beside it.
+#include <fstream>
+
+#include "bench_support.h"
+#include "core/arena.h"
+#include "core/rng.h"
+#include "optim/optimizer.h"
+
+namespace terrace {
+namespace {
+
+struct Subject {
+  std::string name;
+  std::string policy;
+  Shape shape;
+  int64_t count;  // tensors
+  DType weight_dtype;
+  DType gradient_dtype;
+  int gradient_passes;
+  std::optional<double> bar;
+};
+
+constexpr double kBar = 0.85;
+
+std::vector<Subject> Subjects() {
+  const Shape small{1024, 512}, large{4096, 4096};
+  const auto f32 = DType::kF32, bf16 = DType::kBF16;
+  return {{"skewadam_experts_1024x512", "skewadam", small, 192, bf16, f32, 3, kBar},
+          {"skewadam_experts_1024x512_bf16_gradients", "skewadam", small, 192, bf16, bf16, 3, kBar},
+          {"skewadam_experts_1024x512_f32", "skewadam", small, 192, f32, f32, 3, kBar},
+          {"skewadam_experts_4096x4096", "skewadam", large, 6, bf16, f32, 3, kBar},
+          {"skewadam_experts_4096x4096_bf16_gradients", "skewadam", large, 6, bf16, bf16, 3, kBar},
+          {"adamw_1024x512", "adamw", small, 96, bf16, f32, 1, kBar},
+          {"adamw_4096x4096", "adamw", large, 3, bf16, f32, 1, kBar}};
+}
+
+void FillNormal(TensorView view, uint64_t key) {
+  ParallelFor(view.size(), 1 << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = 1e-3f * (static_cast<float>(RandomBits(key, i) >> 40) * 0x1p-23f - 1);
+      if (view.dtype == DType::kBF16) {
+        view.as<BF16>()[i] = ToBF16(value);
+      } else {
+        view.as<float>()[i] = value;
+      }
+    }
+  });
+}
+
+// Of what the operating system tells; where it does not, so large that passes never count twice.
+int64_t LastLevelCacheBytes() {
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+  int64_t kibibytes = 0;
+  return file >> kibibytes ? kibibytes << 10 : INT64_MAX;
+}
+
+bool Run(const Subject& subject, PlainLoop& loop, int repetitions) {
+  const int64_t elements = subject.shape.size();
+  Arena arena(subject.count * elements * 16 + (int64_t{64} << 20));
+  Parameters parameters;
+  std::vector<Update> updates;
+  for (int64_t i = 0; i < subject.count; ++i) {
+    Parameter& parameter = parameters.emplace_back();
+    parameter.name = fmt::format("expert.{}", i);
+    parameter.population = Population::kExpert;
+    parameter.id = i;
+    parameter.value = arena.Allocate(Memory::kWeights, subject.weight_dtype, subject.shape,
+                                     parameter.name.c_str());
+    const TensorView gradient =
+        arena.Allocate(Memory::kGradients, subject.gradient_dtype, subject.shape, "gradient");
+    FillNormal(parameter.value, 2 * i);
+    FillNormal(gradient, 2 * i + 1);
+    updates.push_back({&parameter, gradient, 1});
+  }
+  const Policy policy = PolicyNamed(subject.policy);
+  Optimizer optimizer(policy, parameters, arena, 1);
+
+  const int64_t gradient_bytes = elements * BytesOf(subject.gradient_dtype);
+  const int64_t once_bytes =
+      subject.count * (gradient_bytes + 2 * elements * BytesOf(subject.weight_dtype)) +
+      2 * StateBytesOf(policy, parameters).total;
+  const bool cached = gradient_bytes * MaxThreads() <= LastLevelCacheBytes() / 2;
+  const int64_t bytes =
+      once_bytes + (cached ? 0 : subject.count * (subject.gradient_passes - 1) * gradient_bytes);
+
+  std::vector<double> ratios, speeds, loops;
+  optimizer.Apply(updates, 1e-4f);
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    const double before = loop.BytesPerSecond();
+    const double seconds = SecondsOf([&] { optimizer.Apply(updates, 1e-4f); });
+    const double reference = (before + loop.BytesPerSecond()) / 2;
+    speeds.push_back(bytes / seconds);
+    loops.push_back(reference);
+    ratios.push_back(bytes / seconds / reference);
+  }
+  const double scale = static_cast<double>(once_bytes) / bytes;
+  return PrintFigure(
+      "optimizer/" + subject.name, Median(ratios), "of plain-loop bandwidth", subject.bar,
+      fmt::format("{} x {} {} weights, {} gradients, {} threads; {:.1f} GB/s of {:.1f} GB/s "
+                  "(a = a * x + b); {:.3f} with minimal bytes; medians of {}",
+                  subject.count, subject.shape.ToString(), NameOf(subject.weight_dtype),
+                  NameOf(subject.gradient_dtype), MaxThreads(), Median(speeds) / 1e9,
+                  Median(loops) / 1e9, Median(ratios) * scale, repetitions));
+}
+
+}  // namespace
+}  // namespace terrace
+
+// Usage: bench_optimizer [PART OF A NAME]
+int main(int argc, char** argv) {
+  terrace::PlainLoop loop;
+  bool met = true;
+  for (const terrace::Subject& subject : terrace::Subjects()) {
+    if (argc > 1 && subject.name.find(argv[1]) == std::string::npos) continue;
+    met &= terrace::Run(subject, loop, 9);
+  }
+  return met ? 0 : 1;
+}
