@@ -142,16 +142,16 @@ RunConfig LoadConfig(const std::filesystem::path& path,
   };
   RunConfig config;
   apply(config);
-  if (!config.preset.empty()) {
-    RunConfig from_preset;
-    from_preset.model = PresetNamed(config.preset);
-    apply(from_preset);
-    config = from_preset;
-    config.preset.clear();
-  }
-  MakeAbsolute(config.data.folder);
-  if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
   try {
+    if (!config.preset.empty()) {
+      RunConfig from_preset;
+      from_preset.model = PresetNamed(config.preset);
+      apply(from_preset);
+      config = from_preset;
+      config.preset.clear();
+    }
+    MakeAbsolute(config.data.folder);
+    if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
     CheckConfig(config);
   } catch (const Error& error) {
     Fail("{}: {}", path.string(), error.what());

@@ -57,7 +57,8 @@ void ForwardInPlace(Model& model, Block& block, const Pass& pass, TensorView x) 
   model.backend().Copy(ForwardOnly(model, block, pass, x, nullptr), x);
 }
 
-// The first thing, in the order of computation, that holds NaN or infinity.
+// The first weight or, in the order of computation, the first block whose output holds NaN or
+// infinity; empty when all are finite.
 std::string FirstNonFinite(Model& model, std::span<const MicroBatch> micro_batches,
                            uint64_t noise_key) {
   Backend& backend = model.backend();
@@ -75,7 +76,7 @@ std::string FirstNonFinite(Model& model, std::span<const MicroBatch> micro_batch
       if (!std::isfinite(backend.SumOfSquares(x))) return fmt::format("layers.{}'s output", i);
     }
   }
-  return "the loss";
+  return "";
 }
 
 void AddRouting(const std::vector<LayerRouting>& layers, double weight, StepLosses& result) {
@@ -166,13 +167,14 @@ StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
   StepReport report;
   report.losses =
       ForwardBackward(model, micro_batches, settings.noise_key, settings.checkpointing, sink);
-  if (!std::isfinite(report.losses.loss)) {
-    Fail("the loss is {}: {} is not finite", report.losses.loss,
-         FirstNonFinite(model, micro_batches, settings.noise_key));
-  }
-  report.update = sink.Finish();
-  if (report.update.fault != nullptr) {
-    Fail("the gradient of {} is not finite", report.update.fault->name);
+  const bool finite_loss = std::isfinite(report.losses.loss);
+  if (finite_loss) report.update = sink.Finish();
+  if (!finite_loss || report.update.fault != nullptr) {
+    const std::string first = FirstNonFinite(model, micro_batches, settings.noise_key);
+    if (!finite_loss)
+      Fail("the loss is not finite, first {}", first.empty() ? "in the head" : first);
+    Fail("the gradient of {} is not finite{}", report.update.fault->name,
+         first.empty() ? "" : ", first " + first);
   }
   return report;
 }

@@ -1,0 +1,214 @@
+#include "train/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "backend/cpu/cpu_backend.h"
+#include "core/atomic_file.h"
+#include "core/error.h"
+#include "support/small_run.h"
+#include "support/temporary_folder.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+// A model with its optimizer, filled from a seed.
+struct Trained {
+  explicit Trained(const RunConfig& config, uint64_t seed = 1)
+      : arena(16 << 20),
+        backend(arena),
+        model(config.model, backend),
+        optimizer(PolicyOf(config), model.parameters(), arena, 1) {
+    model.Initialize(seed);
+    for (const TensorView& view : optimizer.state()) {
+      for (int64_t i = 0; i < view.size(); ++i) {
+        view.as<float>()[i] = static_cast<float>(seed) + static_cast<float>(i);
+      }
+    }
+    int64_t steps = static_cast<int64_t>(seed);
+    for (int64_t& count : optimizer.steps()) count = ++steps;
+  }
+  // All bytes of weights and state, and step counts.
+  std::string Contents() const {
+    std::string bytes;
+    const auto add = [&](const TensorView& view) {
+      bytes.append(reinterpret_cast<const char*>(view.data), static_cast<size_t>(view.bytes()));
+    };
+    for (const Parameter& parameter : model.parameters()) add(parameter.value);
+    for (const TensorView& view : optimizer.state()) add(view);
+    for (int64_t steps : optimizer.steps()) bytes += std::to_string(steps) + ",";
+    return bytes;
+  }
+
+  Arena arena;
+  CpuBackend backend;
+  Model model;
+  Optimizer optimizer;
+};
+
+std::map<std::string, std::string> FilesBelow(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files[entry.path()] = ReadFile(entry.path());
+  }
+  return files;
+}
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  fs::path Save(const Trained& trained, int64_t step, int64_t keep = 9) {
+    fs::create_directories(checkpoints_);
+    return SaveCheckpoint(checkpoints_, keep, "text", {step, step * 100}, trained.model,
+                          trained.optimizer);
+  }
+  std::string MessageOfLoad(const fs::path& checkpoint, Trained& into) {
+    try {
+      LoadModel(checkpoint, into.model);
+      LoadState(checkpoint, into.model, into.optimizer);
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+      return error.what();
+    }
+    return "";
+  }
+
+  TemporaryFolder folder_;
+  fs::path checkpoints_ = folder_ / "checkpoints";
+  RunConfig config_ = SmallRun("corpus");
+};
+
+TEST_F(CheckpointTest, RoundTrip) {
+  for (const char* policy : {"skewadam", "adamw"}) {
+    config_.optimizer.policy = policy;
+    config_.model.weight_dtype = DType::kBF16;
+    const Trained saved(config_, 1);
+    Trained loaded(config_, 2);
+    ASSERT_NE(saved.Contents(), loaded.Contents());
+    const fs::path path = Save(saved, 7);
+    EXPECT_EQ(path, checkpoints_ / "step-7");
+    LoadModel(path, loaded.model);
+    const RunState state = LoadState(path, loaded.model, loaded.optimizer);
+    EXPECT_EQ(state.step, 7);
+    EXPECT_EQ(state.tokens, 700);
+    EXPECT_EQ(loaded.Contents(), saved.Contents());
+    fs::remove_all(checkpoints_);
+  }
+}
+
+// A flip anywhere either is found or changes nothing (the padding and such of a header).
+TEST_F(CheckpointTest, FlippedBytesAreFound) {
+  config_.model.width = 16;
+  config_.model.vocab_size = 40;
+  const Trained saved(config_);
+  const fs::path path = Save(saved, 1);
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const std::string good = ReadFile(path / name);
+    int64_t found = 0, tried = 0;
+    for (size_t i = 0; i < good.size(); i += 1 + good.size() / 400) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ (1 << (i % 7)));
+      std::ofstream(path / name, std::ios::binary) << bad;
+      Trained loaded(config_, 2);
+      const std::string message = MessageOfLoad(path, loaded);
+      if (message.empty()) {
+        EXPECT_EQ(loaded.Contents(), saved.Contents()) << name << " byte " << i;
+      } else {
+        EXPECT_THAT(message, HasSubstr(name));
+        ++found;
+      }
+      ++tried;
+    }
+    EXPECT_GT(found, tried / 2) << name;
+    std::ofstream(path / name, std::ios::binary) << good;
+  }
+  Trained loaded(config_, 2);
+  EXPECT_EQ(MessageOfLoad(path, loaded), "");
+}
+
+TEST_F(CheckpointTest, TruncatedMissingAndForeignFilesAreNamed) {
+  const Trained saved(config_);
+  Trained loaded(config_, 2);
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const fs::path path = Save(saved, 1);
+    const std::string good = ReadFile(path / name);
+    for (const size_t size : {size_t{0}, size_t{7}, good.size() / 2, good.size() - 1}) {
+      // The last byte of state.json is a line end.
+      if (name == std::string("state.json") && size == good.size() - 1) continue;
+      std::ofstream(path / name, std::ios::binary) << good.substr(0, size);
+      EXPECT_THAT(MessageOfLoad(path, loaded), HasSubstr(name)) << size;
+    }
+    fs::remove(path / name);
+    EXPECT_THAT(MessageOfLoad(path, loaded), HasSubstr("No such file"));
+    fs::remove_all(path);
+  }
+  const fs::path path = Save(saved, 1);
+  config_.model.experts = 3;
+  Trained smaller(config_);
+  EXPECT_THAT(MessageOfLoad(path, smaller), HasSubstr("model.safetensors: tensor "));
+  config_.model.experts = 5;
+  Trained larger(config_);
+  EXPECT_THAT(MessageOfLoad(path, larger), HasSubstr("model.safetensors: "));
+  config_.model.experts = 4;
+  config_.optimizer.policy = "adamw";
+  Trained other_policy(config_);
+  EXPECT_THAT(MessageOfLoad(path, other_policy), HasSubstr("optimizer.safetensors: "));
+}
+
+TEST_F(CheckpointTest, LatestIsByNumberAndIgnoresWhatIsNotComplete) {
+  EXPECT_FALSE(LatestCheckpoint(checkpoints_).has_value());
+  for (const char* name : {"step-9", "step-10", "step-11.tmp", "step-x", "notes"}) {
+    fs::create_directories(checkpoints_ / name);
+  }
+  EXPECT_EQ(LatestCheckpoint(checkpoints_), checkpoints_ / "step-10");
+}
+
+TEST_F(CheckpointTest, AFullDiskLeavesEarlierCheckpointsAndNothingElse) {
+  const Trained trained(config_);
+  for (int64_t step = 1; step <= 3; ++step) Save(trained, step);
+  const auto before = FilesBelow(checkpoints_);
+
+  // A limit on file sizes fails the way a full disk does, in the middle of a write.
+  rlimit old_limit = {};
+  getrlimit(RLIMIT_FSIZE, &old_limit);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  int failures = 0;
+  for (const rlim_t bytes : {1000, 20'000, 100'000}) {
+    const rlimit limit = {bytes, old_limit.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      Save(trained, 4, 1);
+    } catch (const Error& error) {
+      ++failures;
+      EXPECT_THAT(error.what(), HasSubstr("cannot write: File too large"));
+    }
+    setrlimit(RLIMIT_FSIZE, &old_limit);
+  }
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_EQ(failures, 3);
+  EXPECT_EQ(FilesBelow(checkpoints_), before);
+}
+
+TEST_F(CheckpointTest, WhatAKillLeftBehindIsRemovedByTheNextSave) {
+  fs::create_directories(checkpoints_ / "step-4.tmp");
+  std::ofstream(checkpoints_ / "step-4.tmp/model.safetensors") << "half";
+  const Trained trained(config_);
+  Save(trained, 4);
+  Save(trained, 5, 1);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(checkpoints_)) {
+    names.push_back(entry.path().filename());
+  }
+  EXPECT_EQ(names, std::vector<std::string>{"step-5"});
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,281 @@
+#include "train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "backend/cpu/cpu_backend.h"
+#include "core/atomic_file.h"
+#include "core/error.h"
+#include "support/small_run.h"
+#include "support/temporary_folder.h"
+#include "train/checkpoint.h"
+#include "train/run_folder.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    shared_ = new TemporaryFolder;
+    PrepareSmallCorpus(*shared_ / "corpus");
+  }
+  static void TearDownTestSuite() { delete shared_; }
+
+  // One thread suffices for so small a model.
+  TrainerTest() : config_(SmallRun(*shared_ / "corpus")), threads_(omp_get_max_threads()) {
+    omp_set_num_threads(1);
+  }
+  ~TrainerTest() override { omp_set_num_threads(threads_); }
+
+  // Stops after `stop_after` steps in total, as an interrupt does.
+  TrainResult Run(const fs::path& folder, bool resume = false, int64_t stop_after = INT64_MAX) {
+    int64_t last = 0;
+    return Train(config_, folder, resume,
+                 {.begin = {},
+                  .step = [&](const StepMetrics& metrics) { last = metrics.step; },
+                  .warning = [&](std::string_view text) { warnings_.emplace_back(text); },
+                  .saved = {},
+                  .stop = [&] { return last >= stop_after; }});
+  }
+  std::string MessageOfRun(const fs::path& folder, bool resume = false) {
+    try {
+      Run(folder, resume);
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+      return error.what();
+    }
+    return "";
+  }
+
+  static TemporaryFolder* shared_;
+  TemporaryFolder folder_;
+  RunConfig config_;
+  int threads_;
+  std::vector<std::string> warnings_;
+};
+TemporaryFolder* TrainerTest::shared_ = nullptr;
+
+TEST_F(TrainerTest, SameSeedSameBytesAndAnotherSeedOthers) {
+  omp_set_num_threads(2);
+  Run(folder_ / "a");
+  Run(folder_ / "b");
+  EXPECT_EQ(RepeatableParts(folder_ / "a"), RepeatableParts(folder_ / "b"));
+  config_.training.seed = 2;
+  Run(folder_ / "c");
+  EXPECT_NE(RepeatableParts(folder_ / "a"), RepeatableParts(folder_ / "c"));
+}
+
+TEST_F(TrainerTest, TenStepsAndTenMoreAreTwentyBitForBit) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    config_.model.weight_dtype = dtype;
+    const std::string name(NameOf(dtype));
+    Run(folder_ / ("whole" + name));
+    const TrainResult first = Run(folder_ / ("halves" + name), false, 10);
+    EXPECT_TRUE(first.interrupted);
+    EXPECT_EQ(first.step, 10);
+    const TrainResult second = Run(folder_ / ("halves" + name), true);
+    EXPECT_FALSE(second.interrupted);
+    EXPECT_EQ(second.step, 20);
+    EXPECT_EQ(RepeatableParts(folder_ / ("whole" + name)),
+              RepeatableParts(folder_ / ("halves" + name)));
+  }
+}
+
+// A kill between two checkpoints leaves metrics of steps that will be taken again, and maybe a
+// half-written line.
+TEST_F(TrainerTest, ResumingTakesMetricsBackToTheCheckpoint) {
+  Run(folder_ / "whole");
+  Run(folder_ / "cut", false, 13);
+  fs::remove_all(folder_ / "cut/checkpoints/step-13");
+  std::ofstream(folder_ / "cut/metrics.jsonl", std::ios::app) << "{\"step\":14,\"lo";
+  Run(folder_ / "cut", true);
+  EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
+}
+
+TEST_F(TrainerTest, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
+  Run(folder_ / "whole");
+  Run(folder_ / "cut", false, 5);
+  fs::remove_all(folder_ / "cut/checkpoints");
+  Run(folder_ / "cut", true);
+  EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
+}
+
+TEST_F(TrainerTest, ActivationCheckpointingChangesMemoryAndNothingElse) {
+  config_.model.layers = 6;
+  const Ledger plain = PlanTraining(config_);
+  Run(folder_ / "plain");
+  config_.training.activation_checkpointing = true;
+  const Ledger checkpointed = PlanTraining(config_);
+  Run(folder_ / "checkpointed");
+  EXPECT_LT(checkpointed.total_peak_bytes, plain.total_peak_bytes);
+  EXPECT_EQ(MetricOf(folder_ / "plain/metrics.jsonl", "loss"),
+            MetricOf(folder_ / "checkpointed/metrics.jsonl", "loss"));
+  EXPECT_EQ(ReadFile(folder_ / "plain/checkpoints/step-20/model.safetensors"),
+            ReadFile(folder_ / "checkpointed/checkpoints/step-20/model.safetensors"));
+}
+
+TEST_F(TrainerTest, ThePlanIsThePeak) {
+  for (const bool checkpointing : {false, true}) {
+    for (const int64_t micro_batches : {1, 4}) {
+      config_.training.activation_checkpointing = checkpointing;
+      config_.training.micro_batches = micro_batches;
+      const fs::path run = folder_ / fmt::format("run-{}-{}", checkpointing, micro_batches);
+      Run(run, false, 2);
+      const auto planned = MetricOf(run / "metrics.jsonl", "planned_peak_bytes");
+      EXPECT_EQ(planned, MetricOf(run / "metrics.jsonl", "ledger_peak_bytes"));
+      EXPECT_EQ(planned[0], static_cast<double>(PlanTraining(config_).total_peak_bytes));
+    }
+  }
+}
+
+TEST_F(TrainerTest, RoutedTokensAreCountedOnceUnderRecomputationAndEvaluation) {
+  config_.training.activation_checkpointing = true;
+  config_.training.eval_interval = 1;
+  Run(folder_ / "run", false, 2);
+  std::ifstream lines(folder_ / "run/metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto layers = nlohmann::json::parse(line)["layers"];
+    ASSERT_EQ(layers.size(), 1u);
+    int64_t assignments = 0;
+    for (const auto& count : layers[0]["counts"]) assignments += count.get<int64_t>();
+    EXPECT_EQ(assignments, config_.training.StepTokens() * config_.model.router.top_k);
+  }
+}
+
+TEST_F(TrainerTest, KeepsTheNewestCheckpoints) {
+  config_.training.checkpoint_interval = 4;
+  config_.training.keep = 3;
+  Run(folder_ / "run");
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints")) {
+    names.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-12", "step-16", "step-20"));
+}
+
+TEST_F(TrainerTest, RefusesWhatWouldMixRuns) {
+  EXPECT_THAT(MessageOfRun(folder_ / "none", true), HasSubstr("none: holds no run to resume"));
+  Run(folder_ / "run", false, 2);
+  const auto before = RepeatableParts(folder_ / "run");
+  EXPECT_THAT(MessageOfRun(folder_ / "run"), HasSubstr("run: holds a run already"));
+  config_.model.width = 64;
+  EXPECT_THAT(MessageOfRun(folder_ / "run", true),
+              HasSubstr("cannot resume with model.width = 64: the run has 32"));
+  EXPECT_EQ(RepeatableParts(folder_ / "run"), before);
+
+  std::ofstream(folder_ / "note.txt") << "mine";
+  EXPECT_THAT(MessageOfRun(folder_.path()), HasSubstr("exists and is not an empty folder"));
+  EXPECT_THAT(MessageOfRun(folder_ / "note.txt"), HasSubstr("exists and is not an empty folder"));
+}
+
+TEST_F(TrainerTest, BadDataIsRefusedBeforeTheFolderIsMade) {
+  config_.data.folder = (folder_ / "absent").string();
+  EXPECT_NE(MessageOfRun(folder_ / "run"), "");
+  config_.data.folder = (*shared_ / "corpus").string();
+  config_.model.vocab_size = 100;
+  EXPECT_NE(MessageOfRun(folder_ / "run"), "");
+  config_.model.vocab_size = 257;
+  config_.optimizer.policy = "sgdd";
+  EXPECT_THAT(MessageOfRun(folder_ / "run"), HasSubstr("sgdd"));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+TEST_F(TrainerTest, ALossThatIsNotFiniteStopsWithStepAndTensor) {
+  config_.training.checkpoint_interval = 1;
+  Run(folder_ / "run", false, 3);
+  const auto before = RepeatableParts(folder_ / "run");
+  // The next step would have to train on a weight that is not a number.
+  const fs::path checkpoint = folder_ / "run/checkpoints/step-3";
+  {
+    const std::string config = ReadFile(checkpoint / "config.toml");
+    Arena arena(PlanTraining(config_).total_peak_bytes);
+    CpuBackend backend(arena);
+    Model model(config_.model, backend);
+    Optimizer optimizer(PolicyOf(config_), model.parameters(), arena, 1);
+    LoadModel(checkpoint, model);
+    RunState state = LoadState(checkpoint, model, optimizer);
+    model.Find("layers.1.ff.experts.2.w1.weight").value.as<float>()[5] =
+        std::numeric_limits<float>::quiet_NaN();
+    state.step = 4;
+    SaveCheckpoint(folder_ / "run/checkpoints", 9, config, state, model, optimizer);
+  }
+  const std::string message = MessageOfRun(folder_ / "run", true);
+  EXPECT_THAT(message,
+              ::testing::AllOf(HasSubstr("step 5: "),
+                               HasSubstr("is not finite, first layers.1.ff.experts.2.w1.weight")));
+  EXPECT_THAT(message, HasSubstr("the last good checkpoint is "));
+  EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints/step-5"));
+  EXPECT_TRUE(fs::exists(checkpoint));
+}
+
+TEST_F(TrainerTest, ARunThatDivergesStopsAndKeepsItsCheckpoints) {
+  config_.optimizer.policy = "adamw";
+  config_.optimizer.learning_rate = 1e3f;
+  config_.optimizer.weight_decay = 1e3f;  // w grows by a factor of -1e6 a step
+  config_.optimizer.warmup_fraction = 0;
+  config_.training.checkpoint_interval = 1;
+  config_.training.keep = 100;
+  const std::string message = MessageOfRun(folder_ / "run");
+  EXPECT_THAT(message, HasSubstr("step "));
+  EXPECT_THAT(message, HasSubstr("not finite"));
+  const auto latest = LatestCheckpoint(folder_ / "run/checkpoints");
+  ASSERT_TRUE(latest.has_value());
+  EXPECT_THAT(message, HasSubstr(latest->string()));
+}
+
+// Losses on fixed data. AVX2 and AVX-512 add in different orders, which moved no loss by more than
+// 4e-8 in 20 steps; a learning rate off by 1 % moves the last one by 9e-3.
+TEST_F(TrainerTest, LossesAreTheCommittedOnes) {
+  constexpr double kTolerance = 1e-5;
+  Run(folder_ / "run");
+  const auto golden = nlohmann::json::parse(ReadFile(TestData() / "golden_losses.json"));
+  for (const std::string key : {"loss", "aux_loss", "z_loss", "gradient_norm"}) {
+    const auto actual = MetricOf(folder_ / "run/metrics.jsonl", key);
+    const auto expected = golden.at(key).get<std::vector<double>>();
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_NEAR(actual[i], expected[i], kTolerance) << key << " of step " << i + 1;
+    }
+  }
+  EXPECT_LT(golden["loss"].back(), golden["loss"].front().get<double>() - 0.5);
+}
+
+// Without its auxiliary loss a router comes to prefer few experts; with it, it spreads tokens.
+TEST_F(TrainerTest, TheAuxiliaryLossKeepsRoutersBalanced) {
+  config_.training.steps = 150;
+  config_.training.eval_interval = 0;
+  config_.training.checkpoint_interval = 0;
+  config_.training.micro_batches = 1;
+  config_.model.experts = 8;
+  config_.model.router.top_k = 1;
+  config_.model.router.noise_scale = 0;
+  config_.optimizer.learning_rate = 1e-2f;
+  const auto effective_experts = [&](const char* name, float coefficient) {
+    config_.model.router.aux_coefficient = coefficient;
+    warnings_.clear();
+    double last = 0;
+    Train(config_, folder_ / name, false,
+          {.begin = {},
+           .step = [&](const StepMetrics& m) { last = m.layers[0].load.effective_experts; },
+           .warning = [&](std::string_view text) { warnings_.emplace_back(text); },
+           .saved = {},
+           .stop = {}});
+    return last;
+  };
+  EXPECT_LT(effective_experts("without", 0), 2.5);
+  ASSERT_FALSE(warnings_.empty());
+  EXPECT_THAT(warnings_.back(), HasSubstr("the router of layers.1 is collapsing: expert "));
+  EXPECT_GT(effective_experts("with", 0.05f), 6);
+}
+
+}  // namespace
+}  // namespace terrace
