@@ -4,9 +4,12 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "backend/cpu/cpu_backend.h"
 #include "cli/commands.h"
+#include "model/nearest_name.h"
 
 namespace {
 
@@ -14,6 +17,19 @@ int FailWith(std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   std::fprintf(stderr, "terrace: %s\n", message.c_str());
   return 1;
+}
+
+// "unknown command", where CLI11 would only say that one is required.
+std::string UnknownCommand(CLI::App& app) {
+  const CLI::App* deepest = &app;
+  while (!deepest->get_subcommands().empty()) deepest = deepest->get_subcommands().front();
+  std::vector<std::string_view> names;
+  for (const CLI::App* command : deepest->get_subcommands({})) {
+    names.push_back(command->get_name());
+  }
+  const std::string unknown = app.remaining(true).front();
+  return "unknown command " + unknown + ", did you mean " +
+         std::string(terrace::NearestName(unknown, names)) + "?";
 }
 
 }  // namespace
@@ -33,6 +49,8 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
+  } catch (const CLI::RequiredError& error) {
+    return FailWith(app.remaining(true).empty() ? error.what() : UnknownCommand(app));
   } catch (const std::exception& error) {
     return FailWith(error.what());
   }

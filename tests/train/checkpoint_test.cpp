@@ -2,9 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -12,6 +10,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "support/file_size_limit.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
 
@@ -176,23 +175,16 @@ TEST_F(CheckpointTest, AFullDiskLeavesEarlierCheckpointsAndNothingElse) {
   for (int64_t step = 1; step <= 3; ++step) Save(trained, step);
   const auto before = FilesBelow(checkpoints_);
 
-  // A limit on file sizes fails the way a full disk does, in the middle of a write.
-  rlimit old_limit = {};
-  getrlimit(RLIMIT_FSIZE, &old_limit);
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
   int failures = 0;
   for (const rlim_t bytes : {1000, 20'000, 100'000}) {
-    const rlimit limit = {bytes, old_limit.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
+    const FileSizeLimit limit(bytes);
     try {
       Save(trained, 4, 1);
     } catch (const Error& error) {
       ++failures;
       EXPECT_THAT(error.what(), HasSubstr("cannot write: File too large"));
     }
-    setrlimit(RLIMIT_FSIZE, &old_limit);
   }
-  std::signal(SIGXFSZ, old_handler);
   EXPECT_EQ(failures, 3);
   EXPECT_EQ(FilesBelow(checkpoints_), before);
 }

@@ -2,9 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -12,6 +10,7 @@
 #include "core/arena.h"
 #include "core/atomic_file.h"
 #include "core/rng.h"
+#include "support/file_size_limit.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -221,16 +220,11 @@ TEST_F(SafetensorsTest, AFailedWriteLeavesNothingAndKeepsTheOldFile) {
   WriteSafetensors(path, {Make("a", DType::kF32, {5})}, {});
   const std::string before = ReadFile(path);
 
-  // A limit on file sizes fails the way a full disk does: in the middle of a write.
   const TensorView large = Make("large", DType::kF32, {1 << 20});
-  rlimit old_limit = {};
-  getrlimit(RLIMIT_FSIZE, &old_limit);
-  const rlimit limit = {1 << 20, old_limit.rlim_max};
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &limit);
-  const std::string message = MessageOf([&] { WriteSafetensors(path, {large}, {}); });
-  setrlimit(RLIMIT_FSIZE, &old_limit);
-  std::signal(SIGXFSZ, old_handler);
+  const std::string message = MessageOf([&] {
+    const FileSizeLimit limit(1 << 20);
+    WriteSafetensors(path, {large}, {});
+  });
 
   EXPECT_THAT(message, HasSubstr("a.safetensors: cannot write: File too large"));
   EXPECT_EQ(ReadFile(path), before);

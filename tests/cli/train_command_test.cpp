@@ -1,0 +1,236 @@
+// terrace train, eval and generate as a user runs them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include "core/atomic_file.h"
+#include "support/program.h"
+#include "support/small_run.h"
+#include "support/temporary_folder.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+namespace fs = std::filesystem;
+
+class TrainCommandTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    shared_ = new TemporaryFolder;
+    PrepareSmallCorpus(*shared_ / "corpus");
+    RunConfig config = SmallRun(*shared_ / "corpus");
+    std::ofstream(*shared_ / "small.toml") << ToToml(FieldsOf(config));
+  }
+  static void TearDownTestSuite() { delete shared_; }
+
+  std::vector<std::string> Arguments(const std::vector<std::string>& arguments) const {
+    std::vector<std::string> all = {TERRACE_PROGRAM};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return all;
+  }
+  Program::Options Options() const {
+    return {.folder = folder_.path(), .environment = {"OMP_WAIT_POLICY=passive"}};
+  }
+  ProgramResult Run(const std::vector<std::string>& arguments) const {
+    return Program(Arguments(arguments), Options()).Wait();
+  }
+  std::string Config() const { return *shared_ / "small.toml"; }
+
+  // One line on standard error, exit code 1, nothing on standard output.
+  std::string ErrorOf(const std::vector<std::string>& arguments) const {
+    const ProgramResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 1) << result.signal;
+    EXPECT_EQ(result.output, "");
+    EXPECT_THAT(result.errors, StartsWith("terrace: "));
+    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+    return result.errors;
+  }
+  // Waits until `path` is there; fails after a minute.
+  static bool WaitFor(const fs::path& path) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!fs::exists(path)) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return true;
+  }
+
+  static TemporaryFolder* shared_;
+  TemporaryFolder folder_;
+};
+TemporaryFolder* TrainCommandTest::shared_ = nullptr;
+
+TEST_F(TrainCommandTest, TrainsEvaluatesAndGenerates) {
+  const ProgramResult trained = Run({"train", Config(), "--output", "run", "--threads", "1"});
+  EXPECT_EQ(trained.exit_code, 0) << trained.errors;
+  EXPECT_THAT(trained.output, StartsWith("run: 20 of 20 steps, validation perplexity "));
+  EXPECT_THAT(trained.errors, HasSubstr("step 20/20  loss "));
+  EXPECT_THAT(trained.errors, HasSubstr("% of peak"));
+  EXPECT_THAT(ReadFile(folder_ / "run/config.toml"), HasSubstr("threads = 1 "));
+
+  const ProgramResult evaluated = Run({"eval", "run"});
+  EXPECT_EQ(evaluated.exit_code, 0) << evaluated.errors;
+  EXPECT_THAT(evaluated.output, HasSubstr("unigram entropy"));
+  const ProgramResult checkpoint = Run({"eval", "run/checkpoints/step-10", "--batches", "1"});
+  EXPECT_EQ(checkpoint.exit_code, 0) << checkpoint.errors;
+  EXPECT_THAT(checkpoint.output, StartsWith("run/checkpoints/step-10: 64 tokens of "));
+
+  const std::vector<std::string> generate = {"generate",     "run", "--prompt", "the old",
+                                             "--max-tokens", "9",   "--top-k",  "20",
+                                             "--top-p",      "0.9", "--seed",   "3"};
+  const ProgramResult first = Run(generate), second = Run(generate);
+  EXPECT_EQ(first.exit_code, 0) << first.errors;
+  EXPECT_THAT(first.output, StartsWith("the old"));
+  EXPECT_GT(first.output.size(), std::string("the old\n").size());
+  EXPECT_EQ(first.output, second.output);
+}
+
+TEST_F(TrainCommandTest, VersionAndHelp) {
+  EXPECT_THAT(Run({"--version"}).output, StartsWith("terrace "));
+  const ProgramResult help = Run({"train", "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.output, HasSubstr("--resume"));
+}
+
+TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
+  EXPECT_THAT(ErrorOf({}), HasSubstr("subcommand"));
+  EXPECT_THAT(ErrorOf({"trian"}), HasSubstr("unknown command trian, did you mean train?"));
+  EXPECT_THAT(ErrorOf({"train"}), HasSubstr("name a configuration"));
+  EXPECT_THAT(ErrorOf({"train", "absent.toml"}), HasSubstr("absent.toml: cannot read"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--sett", "x=1"}), HasSubstr("--sett"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "training.stpes=5"}),
+              HasSubstr("unknown key training.stpes, did you mean training.steps?"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "model.kv_heads=3"}),
+              HasSubstr("model.kv_heads = 3"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "data.folder=absent"}), HasSubstr("absent"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "model.vocab_size=200"}),
+              HasSubstr("257 tokens, more than model.vocab_size = 200"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--resume"}),
+              HasSubstr("holds no run to resume"));
+  EXPECT_THAT(ErrorOf({"eval", "absent"}), HasSubstr("absent: no such folder"));
+  EXPECT_THAT(ErrorOf({"eval", "."}), HasSubstr("holds no checkpoint"));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--temperature", "-1"}), HasSubstr("temperature = -1"));
+  EXPECT_THAT(ErrorOf({"generate", "."}), HasSubstr("holds no checkpoint"));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
+}
+
+TEST_F(TrainCommandTest, TheEnvironmentCapsTheInstructionSet) {
+  Program::Options options = Options();
+  options.environment.push_back("TERRACE_MAX_ISA=avx2");
+  const ProgramResult capped =
+      Program(Arguments({"train", Config(), "-o", "avx2"}), options).Wait();
+  EXPECT_EQ(capped.exit_code, 0) << capped.errors;
+  options.environment.back() = "TERRACE_MAX_ISA=sse9";
+  const ProgramResult refused = Program(Arguments({"train", Config()}), options).Wait();
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.errors, HasSubstr("sse9"));
+}
+
+TEST_F(TrainCommandTest, AFolderThatHoldsARunIsNotOverwritten) {
+  ASSERT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
+  const auto before = RepeatableParts(folder_ / "run");
+  EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run"}), HasSubstr("run: holds a run already"));
+  EXPECT_EQ(RepeatableParts(folder_ / "run"), before);
+  // Nothing is left to do: resuming changes nothing.
+  EXPECT_EQ(Run({"train", "-o", "run", "--resume"}).exit_code, 0);
+  EXPECT_EQ(RepeatableParts(folder_ / "run"), before);
+}
+
+TEST_F(TrainCommandTest, KilledWhileSavingItResumesBitForBit) {
+  const std::vector<std::string> whole = {"train", Config(), "-o",
+                                          "whole", "--set",  "training.checkpoint_interval=10"};
+  ASSERT_EQ(Run(whole).exit_code, 0);
+  // The kill has to fall into the writing of step 20's checkpoint; where it came too late, again.
+  bool during_write = false;
+  for (int attempt = 0; attempt < 20 && !during_write; ++attempt) {
+    fs::remove_all(folder_ / "cut");
+    Program program(Arguments({"train", Config(), "-o", "cut"}), Options());
+    ASSERT_TRUE(WaitFor(folder_ / "cut/checkpoints/step-20.tmp"));
+    program.Send(SIGKILL);
+    EXPECT_EQ(program.Wait().signal, SIGKILL);
+    during_write = fs::exists(folder_ / "cut/checkpoints/step-20.tmp");
+  }
+  ASSERT_TRUE(during_write);
+  EXPECT_TRUE(fs::exists(folder_ / "cut/checkpoints/step-10"));
+  EXPECT_FALSE(fs::exists(folder_ / "cut/checkpoints/step-20"));
+  const ProgramResult resumed = Run({"train", Config(), "-o", "cut", "--resume"});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
+  EXPECT_THAT(resumed.errors, HasSubstr("resumed after step 10"));
+  EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
+  EXPECT_FALSE(fs::exists(folder_ / "cut/checkpoints/step-20.tmp"));
+}
+
+TEST_F(TrainCommandTest, InterruptsSaveAndExitWithZero) {
+  const auto arguments = [&](const std::string& output) {
+    return std::vector<std::string>{"train", Config(),
+                                    "-o",    output,
+                                    "--set", "training.steps=200",
+                                    "--set", "training.checkpoint_interval=0"};
+  };
+  ASSERT_EQ(Run(arguments("whole")).exit_code, 0);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string name = signal == SIGINT ? "int" : "term";
+    Program program(Arguments(arguments(name)), Options());
+    ASSERT_TRUE(WaitFor(folder_ / name / "metrics.jsonl"));
+    program.Send(signal);
+    const ProgramResult result = program.Wait();
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    EXPECT_THAT(result.output, HasSubstr("interrupted and saved"));
+    std::vector<std::string> resume = arguments(name);
+    resume.push_back("--resume");
+    const ProgramResult resumed = Run(resume);
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
+    EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / name));
+  }
+}
+
+TEST_F(TrainCommandTest, AFullDiskEndsInOneLineAndLosesNothing) {
+  ASSERT_EQ(Run({"train", Config(), "-o", "run", "--set", "training.steps=10", "--set",
+                 "optimizer.schedule=constant", "--set", "optimizer.warmup_fraction=0"})
+                .exit_code,
+            0);
+  const std::string before = ReadFile(folder_ / "run/checkpoints/step-10/model.safetensors");
+  Program::Options options = Options();
+  options.max_file_bytes = 30'000;
+  const ProgramResult result =
+      Program(Arguments({"train", Config(), "-o", "run", "--resume"}), options).Wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.errors, HasSubstr("terrace: "));
+  EXPECT_THAT(result.errors, EndsWith("cannot write: File too large\n"));
+  EXPECT_EQ(ReadFile(folder_ / "run/checkpoints/step-10/model.safetensors"), before);
+  EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints/step-20"));
+  EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints/step-20.tmp"));
+  EXPECT_EQ(Run({"train", Config(), "-o", "run", "--resume"}).exit_code, 0);
+}
+
+TEST_F(TrainCommandTest, ADamagedCheckpointIsNamed) {
+  ASSERT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
+  const fs::path model = folder_ / "run/checkpoints/step-20/model.safetensors";
+  std::string bytes = ReadFile(model);
+  bytes[bytes.size() - 100] = static_cast<char>(bytes[bytes.size() - 100] ^ 1);
+  std::ofstream(model, std::ios::binary) << bytes;
+  EXPECT_THAT(ErrorOf({"eval", "run"}), HasSubstr("is damaged"));
+  EXPECT_THAT(ErrorOf({"generate", "run", "--prompt", "x"}), HasSubstr("is damaged"));
+  EXPECT_THAT(ErrorOf({"train", "-o", "run", "--resume", "--set", "training.steps=30"}),
+              HasSubstr("step-20/model.safetensors: tensor "));
+  // The checkpoint before it serves.
+  fs::remove_all(folder_ / "run/checkpoints/step-20");
+  EXPECT_EQ(Run({"train", "-o", "run", "--resume"}).exit_code, 0);
+}
+
+TEST_F(TrainCommandTest, AFolderThatCannotBeMadeIsNamed) {
+  EXPECT_THAT(ErrorOf({"train", Config(), "-o", "/proc/run"}),
+              HasSubstr("/proc/run: cannot create"));
+}
+
+}  // namespace
+}  // namespace terrace
