@@ -12,6 +12,8 @@ struct Case {
   float loss_scale = -1;        // negative: 1 / counted tokens
 };
 
+std::ostream& operator<<(std::ostream& out, const Case& the_case) { return out << the_case.name; }
+
 constexpr Case kCases[] = {
     {"RmsNormRopeTied", [](ModelConfig&) {}},
     {"LayerNormLearnedUntied",
