@@ -8,12 +8,12 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/arena.h"
 #include "core/parallel.h"
 
 namespace terrace {
@@ -33,36 +33,53 @@ inline double Median(std::vector<double> values) {
 }
 
 // The yardstick of memory-bound work: a = a * x + b over float32 arrays much larger than any
-// cache, on all threads. Run it right beside what it measures: shared machines vary by the
-// second.
+// cache, on all threads, in memory as the engine has it (huge pages). Run it right beside what it
+// measures: shared machines vary by the second.
 class PlainLoop {
  public:
   static constexpr int64_t kSize = int64_t{1} << 25;
-  static constexpr int64_t kBytes = kSize * 4 * 4;  // reads a, x, b, writes a
 
   PlainLoop() {
-    ParallelFor(kSize, kSize / MaxThreads(), [&](int64_t begin, int64_t end) {
-      std::fill(a_.get() + begin, a_.get() + end, 1.0f);
-      std::fill(x_.get() + begin, x_.get() + end, 0.5f);
-      std::fill(b_.get() + begin, b_.get() + end, 0.5f);
-    });
+    for (float* array : {a_, x_, b_}) {
+      ParallelFor(kSize, kSize / MaxThreads(),
+                  [&](int64_t begin, int64_t end) { std::fill(array + begin, array + end, 0.5f); });
+    }
   }
 
-  double BytesPerSecond() {
-    float* a = a_.get();
-    const float* x = x_.get();
-    const float* b = b_.get();
+  // Bytes per second with arrays x and b: reads a, x, b, writes a.
+  double WithArrays() {
     const double seconds = SecondsOf([&] {
-#pragma omp parallel for simd schedule(static)
-      for (int64_t i = 0; i < kSize; ++i) a[i] = a[i] * x[i] + b[i];
+      ParallelFor(kSize, kGrain, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) a_[i] = a_[i] * x_[i] + b_[i];
+      });
     });
-    return kBytes / seconds;
+    return 4 * sizeof(float) * kSize / seconds;
+  }
+
+  // The same with scalars x and b: reads a, writes a. Memory that reads and writes at the same
+  // time reaches more when both are balanced.
+  double WithScalars(float x = 0.5f, float b = 0.5f) {
+    const double seconds = SecondsOf([&] {
+      ParallelFor(kSize, kGrain, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) a_[i] = a_[i] * x + b;
+      });
+    });
+    return 2 * sizeof(float) * kSize / seconds;
   }
 
  private:
-  std::unique_ptr<float[]> a_ = std::make_unique_for_overwrite<float[]>(kSize);
-  std::unique_ptr<float[]> x_ = std::make_unique_for_overwrite<float[]>(kSize);
-  std::unique_ptr<float[]> b_ = std::make_unique_for_overwrite<float[]>(kSize);
+  static constexpr int64_t kGrain = int64_t{1} << 18;  // so that no thread waits for another
+
+  float* Allocate() {
+    return arena_.Allocate(Memory::kScratch, DType::kF32, {kSize}, "array").as<float>();
+  }
+
+  Arena arena_{3 * (kSize + 64) * static_cast<int64_t>(sizeof(float))};
+  float* a_ = Allocate();
+  float* x_ = Allocate();
+  float* b_ = Allocate();
 };
 
 // Prints {"name", "value", "unit", "bar", "conditions"}; a figure without a bar has null there.

@@ -122,6 +122,24 @@ TEST(PolicyTest, FaultsNameThePopulation) {
   EXPECT_THROW(PolicyNamed("skewadamw"), Error);
 }
 
+TEST(PolicyTest, SkewAdamHasThePublishedSettings) {
+  const Policy policy = PolicyNamed("skewadam");
+  EXPECT_EQ(policy.learning_rate, 3e-4f);
+  for (const PolicyEntry& entry : policy.entries) {
+    const bool router = entry.population == Population::kRouter;
+    const RuleSettings& settings = entry.settings;
+    EXPECT_EQ(entry.rule, "skewadam");
+    EXPECT_EQ(settings.weight_decay, router ? 0 : 0.05f);
+    EXPECT_EQ(settings.beta1, 0.9);
+    EXPECT_EQ(settings.beta2, 0.999);
+    EXPECT_EQ(settings.eps, 1e-8);
+    EXPECT_EQ(settings.eps_mode, EpsMode::kAbsolute);
+    EXPECT_EQ(settings.rms_clip, 1);
+    EXPECT_EQ(settings.momentum, !router && entry.population != Population::kExpert);
+    EXPECT_EQ(settings.second_moment, router ? SecondMoment::kExact : SecondMoment::kFactored);
+  }
+}
+
 TEST(PolicyTest, ReadyPoliciesCoverEveryPopulation) {
   for (std::string_view name : PolicyNames()) {
     EXPECT_EQ(PolicyNamed(name).entries.size(), static_cast<size_t>(kPopulations)) << name;

@@ -3,6 +3,7 @@
 #include <hwy/targets.h>
 #include <omp.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -32,15 +33,15 @@ std::vector<Tier> Tiers() {
   relative.eps = 1e-3;
   RuleSettings unclipped = expert;
   unclipped.rms_clip = 0;
+  RuleSettings tight = backbone;
+  tight.rms_clip = 0.25f;
   RuleSettings adamw = exact_momentum;
   adamw.rms_clip = 0;
-  return {{"backbone", "skewadam", backbone},
-          {"expert", "skewadam", expert},
-          {"router", "skewadam", router},
-          {"exact with momentum", "skewadam", exact_momentum},
-          {"relative eps", "skewadam", relative},
-          {"unclipped", "skewadam", unclipped},
-          {"adamw", "adamw", adamw}};
+  return {
+      {"backbone", "skewadam", backbone},     {"expert", "skewadam", expert},
+      {"router", "skewadam", router},         {"exact with momentum", "skewadam", exact_momentum},
+      {"relative eps", "skewadam", relative}, {"unclipped", "skewadam", unclipped},
+      {"tight clip", "skewadam", tight},      {"adamw", "adamw", adamw}};
 }
 
 // Remainders of units and of row blocks, rows of several stripes, one element.
@@ -293,6 +294,21 @@ TEST(RuleTest, ZeroGradientOnlyDecays) {
         ASSERT_FLOAT_EQ(w, 1 - 0.01f * 0.05f) << tier.label << " " << shape.ToString();
       }
     }
+  }
+}
+
+// With random bits added, the NaN of all ones would wrap round to a small number.
+TEST(RuleTest, NanReachesBfloat16WeightsAsNan) {
+  const RuleSettings adamw{.second_moment = SecondMoment::kExact, .rms_clip = 0};
+  for (uint32_t bits : {0xffffffffu, 0x7fffffffu, 0x7fc00000u}) {
+    RuleBench bench("adamw", adamw, {70}, DType::kBF16);
+    Fill(bench.weight(), std::vector<float>(70, 1));
+    std::vector<float> gradient(70, 0.5f);
+    for (int i = 30; i < 40; ++i) gradient[i] = std::bit_cast<float>(bits);
+    Fill(bench.gradient(), gradient);
+    bench.Step();
+    const std::vector<float> weights = ValuesOf(bench.weight());
+    for (int i = 0; i < 70; ++i) EXPECT_EQ(std::isnan(weights[i]), i >= 30 && i < 40) << i;
   }
 }
 
