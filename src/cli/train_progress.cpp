@@ -1,6 +1,7 @@
 #include "cli/train_progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,6 +58,16 @@ void TrainProgress::Begin(const RunSummary& summary) {
   if (summary.first_step > 0) Note(fmt::format("resumed after step {}", summary.first_step));
 }
 
+// With a bar before it where the terminal has room; never wider, or it could not be rewritten.
+std::string TrainProgress::Fitted(const StepMetrics& metrics, const std::string& line) const {
+  winsize window = {};
+  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
+  const size_t width = known ? window.ws_col - 1u : 79u;
+  const int64_t filled = kBarCells * metrics.step / std::max<int64_t>(1, summary_.last_step);
+  const std::string bar = fmt::format("[{:#<{}}{:.<{}}] ", "", filled, "", kBarCells - filled);
+  return bar.size() + line.size() <= width ? bar + line : line.substr(0, width);
+}
+
 std::string TrainProgress::LineOf(const StepMetrics& metrics) const {
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   const double done = static_cast<double>(metrics.step - summary_.first_step);
@@ -77,11 +88,7 @@ void TrainProgress::Step(const StepMetrics& metrics) {
   if (first_or_last || now - shown_ >= (terminal_ ? 100ms : 5000ms)) {
     shown_ = now;
     if (terminal_) {
-      const int64_t filled = kBarCells * metrics.step / std::max<int64_t>(1, summary_.last_step);
-      std::fputs(fmt::format("{}[{:#<{}}{:.<{}}] {}", kClearLine, "", filled, "",
-                             kBarCells - filled, LineOf(metrics))
-                     .c_str(),
-                 stderr);
+      std::fputs((kClearLine + Fitted(metrics, LineOf(metrics))).c_str(), stderr);
       std::fflush(stderr);
     } else {
       Note(LineOf(metrics));

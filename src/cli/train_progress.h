@@ -25,6 +25,7 @@ class TrainProgress {
   using Clock = std::chrono::steady_clock;
 
   std::string LineOf(const StepMetrics& metrics) const;
+  std::string Fitted(const StepMetrics& metrics, const std::string& line) const;
 
   bool terminal_;
   RunSummary summary_;

@@ -82,12 +82,26 @@ struct Corpus {
   std::optional<Dataset> val;
 };
 
-StepMetrics MetricsOf(const StepReport& report) {
+StepMetrics MetricsOf(const RunConfig& config, const RunSummary& summary, const Machine& machine,
+                      const RunState& state, const StepReport& report, double seconds) {
   StepMetrics metrics;
+  metrics.step = state.step;
   metrics.loss = report.losses.loss;
   metrics.aux_loss = report.losses.aux_loss;
   metrics.z_loss = report.losses.z_loss;
   metrics.gradient_norm = report.update.gradient_norm;
+  metrics.learning_rate = ScheduleOf(config).LearningRate(state.step);
+  metrics.tokens = state.tokens;
+  metrics.seconds = seconds;
+  metrics.tokens_per_second = static_cast<double>(config.training.StepTokens()) / seconds;
+  metrics.flops_per_second =
+      metrics.tokens_per_second * summary.size.FlopsPerToken(config.training.sequence_length);
+  metrics.share_of_peak = metrics.flops_per_second / summary.peak_flops;
+  metrics.planned_peak_bytes = summary.plan.total_peak_bytes;
+  metrics.ledger_peak_bytes = machine.arena.ledger().total_peak_bytes;
+  const ResidentMemory resident = ReadResidentMemory();
+  metrics.resident_bytes = resident.bytes;
+  metrics.resident_peak_bytes = resident.peak_bytes;
   for (size_t i = 0; i < kPopulations; ++i) {
     const UpdateReport& population = report.update.reports[i];
     if (population.entries == 0) continue;
@@ -119,7 +133,7 @@ void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
 void CreateFolder(const RunFolder& run, const std::string& config_toml,
                   const std::optional<Tokenizer>& tokenizer) {
   std::error_code error;
-  fs::create_directories(run.path, error);
+  fs::create_directories(run.checkpoints(), error);
   if (error) Fail("{}: cannot create: {}", run.path.string(), error.message());
   WriteFileAtomically(run.config(), config_toml);
   if (tokenizer) WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
@@ -197,25 +211,12 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
     state.tokens += report.losses.tokens;
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
 
-    StepMetrics metrics = MetricsOf(report);
-    metrics.step = step;
-    metrics.learning_rate = ScheduleOf(config).LearningRate(step);
-    metrics.tokens = state.tokens;
-    metrics.seconds = time.count();
-    metrics.tokens_per_second = static_cast<double>(training.StepTokens()) / time.count();
-    metrics.flops_per_second =
-        metrics.tokens_per_second * summary.size.FlopsPerToken(training.sequence_length);
-    metrics.share_of_peak = metrics.flops_per_second / summary.peak_flops;
     const bool last = step == training.steps;
+    StepMetrics metrics = MetricsOf(config, summary, machine, state, report, time.count());
     if (corpus.val && (due(training.eval_interval) || last)) {
-      result.evaluation = Evaluate(machine.model, *corpus.val, EvaluationShapeOf(config));
-      metrics.evaluation = result.evaluation;
+      metrics.evaluation = Evaluate(machine.model, *corpus.val, EvaluationShapeOf(config));
+      result.evaluation = metrics.evaluation;
     }
-    const ResidentMemory resident = ReadResidentMemory();
-    metrics.planned_peak_bytes = summary.plan.total_peak_bytes;
-    metrics.ledger_peak_bytes = machine.arena.ledger().total_peak_bytes;
-    metrics.resident_bytes = resident.bytes;
-    metrics.resident_peak_bytes = resident.peak_bytes;
     metrics_file.Append(metrics);
     if (callbacks.step) callbacks.step(metrics);
     for (const LayerRouting& layer : report.losses.routing) {
