@@ -1,0 +1,86 @@
+// Tensors of more than 2^31 elements, in little memory: all of the address range but its end maps
+// the same few pages, which hold zeros and stay so; the end is memory of its own.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+
+#include "optim/clipping.h"
+#include "optim/policy.h"
+
+namespace terrace {
+namespace {
+
+constexpr int64_t kRows = 32769;
+constexpr int64_t kColumns = 65537;
+constexpr int64_t kSize = kRows * kColumns;
+static_assert(kSize > int64_t{1} << 31);
+
+class AliasedTensor {
+ public:
+  AliasedTensor(DType dtype, Shape shape) {
+    const int64_t pattern = int64_t{32} << 20;
+    const int64_t patterns = shape.size() * BytesOf(dtype) / pattern;
+    bytes_ = (patterns + 1) * pattern;
+    const int file = memfd_create("zeros", 0);
+    void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (file < 0 || base == MAP_FAILED || ftruncate(file, pattern) != 0) {
+      throw std::runtime_error("cannot map memory");
+    }
+    for (int64_t i = 0; i < patterns; ++i) {
+      mmap(static_cast<char*>(base) + i * pattern, pattern, PROT_READ | PROT_WRITE,
+           MAP_SHARED | MAP_FIXED, file, 0);
+    }
+    close(file);
+    view_ = {static_cast<std::byte*>(base), dtype, shape, "large"};
+  }
+  ~AliasedTensor() { munmap(view_.data, bytes_); }
+  AliasedTensor(const AliasedTensor&) = delete;
+  AliasedTensor& operator=(const AliasedTensor&) = delete;
+
+  TensorView view() const { return view_; }
+  // The element that many before the last: the last few million have memory of their own.
+  BF16& FromEnd(int64_t index) const { return view_.as<BF16>()[view_.size() - 1 - index]; }
+
+ private:
+  int64_t bytes_;
+  TensorView view_;
+};
+
+TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
+  const AliasedTensor weight(DType::kBF16, {kRows, kColumns});
+  const AliasedTensor gradient(DType::kBF16, {kRows, kColumns});
+  gradient.FromEnd(0) = ToBF16(1);
+  gradient.FromEnd(2) = ToBF16(-1);
+  EXPECT_DOUBLE_EQ(SquaredNorm(gradient.view()), 2);
+
+  Parameter parameter;
+  parameter.name = "large";
+  parameter.value = weight.view();
+  const auto rule = MakeRule("skewadam", {.momentum = false, .rms_clip = 0});
+  std::vector<float> rows(kRows), columns(kColumns);
+  const TensorView state[] = {
+      {reinterpret_cast<std::byte*>(rows.data()), DType::kF32, {kRows}, "rows"},
+      {reinterpret_cast<std::byte*>(columns.data()), DType::kF32, {kColumns}, "columns"}};
+  const UpdateReport report = rule->Apply(parameter, gradient.view(), state,
+                                          {.learning_rate = 0.5f,
+                                           .weight_decay = 0,
+                                           .gradient_scale = 1,
+                                           .tensor_step = 1,
+                                           .rounding_key = 1});
+  EXPECT_EQ(report.entries, kColumns);
+  EXPECT_EQ(report.floored, kColumns - 2);
+  EXPECT_GT(rows[kRows - 1], 0);
+  EXPECT_EQ(rows[kRows - 2], 0);
+  EXPECT_GT(columns[kColumns - 1], 0);
+  EXPECT_LT(ToFloat(weight.FromEnd(0)), 0);
+  EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
+  EXPECT_GT(ToFloat(weight.FromEnd(2)), 0);
+  EXPECT_EQ(ToFloat(weight.FromEnd(kColumns)), 0);
+  EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
+}
+
+}  // namespace
+}  // namespace terrace
