@@ -23,6 +23,30 @@ namespace {
 // probabilities are finite and sum to one.
 constexpr float kLogitLimit = 1e30f;
 
+// logits[i] += scale * RandomNormal(key, i) for i in [begin, end), but for the last bits of its
+// logarithm and cosine.
+void AddNoise(float* logits, float scale, uint64_t key, int64_t begin, int64_t end) {
+  const hn::ScalableTag<double> wide;
+  const hn::Rebind<float, decltype(wide)> d;
+  constexpr int64_t kChunk = 64;
+  double radius[kChunk], turn[kChunk];
+  float normal[kChunk];
+  for (int64_t first = begin; first < end; first += kChunk) {
+    for (int64_t j = 0; j < kChunk; ++j) {
+      radius[j] = RandomUniform(key, 2 * static_cast<uint64_t>(first + j));
+      turn[j] = RandomUniform(key, 2 * static_cast<uint64_t>(first + j) + 1);
+    }
+    for (int64_t j = 0; j < kChunk; j += static_cast<int64_t>(hn::Lanes(wide))) {
+      const auto square = hn::Mul(hn::Set(wide, -2.0), hn::Log(wide, hn::LoadU(wide, radius + j)));
+      const auto angle = hn::Mul(hn::Set(wide, 2.0 * std::numbers::pi), hn::LoadU(wide, turn + j));
+      const auto value = hn::Mul(hn::Sqrt(square), hn::Cos(wide, angle));
+      hn::StoreU(hn::DemoteTo(d, value), d, normal + j);
+    }
+    const int64_t count = std::min(kChunk, end - first);
+    for (int64_t j = 0; j < count; ++j) logits[first + j] += scale * normal[j];
+  }
+}
+
 // Softmax of one row; also its logsumexp and its entropy in nats.
 HWY_INLINE void SoftmaxRow(const float* logits, int64_t experts, float* probabilities,
                            float* log_sum, float* entropy) {
@@ -36,7 +60,7 @@ HWY_INLINE void SoftmaxRow(const float* logits, int64_t experts, float* probabil
     const auto limited =
         hn::Clamp(hn::IfThenElse(hn::IsNaN(logit), lowest, logit), lowest, hn::Set(d, kLogitLimit));
     const auto shifted = hn::Sub(limited, hn::Set(d, top));
-    const auto power = hn::Exp(d, shifted);
+    const auto power = ExpLanes(d, shifted);
     sum.Add(d, power);
     weighted.Add(d, hn::Mul(power, shifted));
     hn::StoreU(power, d, probabilities + e);
@@ -125,6 +149,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace terrace {
 
+HWY_EXPORT(AddNoise);
 HWY_EXPORT(SoftmaxRows);
 HWY_EXPORT(RouteBackwardRows);
 
@@ -178,9 +203,8 @@ void RouteBlock(const RouterConfig& config, const TensorView& logits, const Tens
   sums.squares[block] = 0;
 
   if (config.noise_scale != 0) {
-    for (int64_t i = begin * experts; i < end * experts; ++i) {
-      logits.as<float>()[i] += config.noise_scale * RandomNormal(config.noise_key, i);
-    }
+    HWY_DYNAMIC_DISPATCH(AddNoise)
+    (logits.as<float>(), config.noise_scale, config.noise_key, begin * experts, end * experts);
   }
   float entropies[kBlockTokens];
   HWY_DYNAMIC_DISPATCH(SoftmaxRows)(logits, routing, entropies, begin, end);

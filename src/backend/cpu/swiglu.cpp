@@ -6,8 +6,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/swiglu.cpp"
 #include <hwy/foreach_target.h>
-// Keep apart: the vector library's functions need its header's macros for the target at hand.
-#include <hwy/contrib/math/math-inl.h>
 
 #include "backend/cpu/simd-inl.h"
 
@@ -16,11 +14,19 @@ namespace terrace {
 namespace HWY_NAMESPACE {
 namespace {
 
-// 1 / (1 + exp(-x)). The exponent is capped where the result is below 1e-38 already.
+// exp(-x), within exp(-87) and exp(87): beyond, the sigmoid of x is below 1e-37 or rounds to 1.
 template <class D>
-HWY_INLINE hn::Vec<D> Sigmoid(D d, hn::Vec<D> x) {
-  const auto one = hn::Set(d, 1.0f);
-  return hn::Div(one, hn::Add(one, hn::Exp(d, hn::Min(hn::Neg(x), hn::Set(d, 88.0f)))));
+HWY_INLINE hn::Vec<D> ExpOfNegative(D d, hn::Vec<D> x) {
+  return ExpInRange(d, hn::Clamp(hn::Neg(x), hn::Set(d, -87.0f), hn::Set(d, 87.0f)));
+}
+
+// 1 / (1 + x): of exp(-g) the sigmoid of g. One step of Newton's method refines the machine's
+// guess: a division would take as long as all the rest.
+template <class D>
+HWY_INLINE hn::Vec<D> ReciprocalOfOneMore(D d, hn::Vec<D> x) {
+  const auto divisor = hn::Add(x, hn::Set(d, 1.0f));
+  const auto guess = hn::ApproximateReciprocal(divisor);
+  return hn::Mul(guess, hn::NegMulAdd(divisor, guess, hn::Set(d, 2.0f)));
 }
 
 template <typename X, typename H>
@@ -34,13 +40,14 @@ void SwiGluOf(const TensorView& gate, const TensorView& up, const TensorView& ro
     const float scale = row_scale.empty() ? 1.0f : row_scale.as<float>()[row];
     ForLanes(columns, [=](auto d, int64_t i) HWY_ATTR {
       const auto gi = LoadLanes(d, g + i);
-      const auto silu = hn::Mul(gi, Sigmoid(d, gi));
+      const auto silu = hn::Mul(gi, ReciprocalOfOneMore(d, ExpOfNegative(d, gi)));
       StoreLanes(hn::Mul(hn::Mul(silu, LoadLanes(d, u + i)), hn::Set(d, scale)), d, to + i);
     });
   }
 }
 
-// silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))). An element is read before it is written:
+// silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))), where 1 - sigmoid(g) is taken as
+// exp(-g) * sigmoid(g), which does not cancel. An element is read before it is written:
 // the gradients may take the place of their values.
 template <typename DH, typename X>
 void SwiGluBackwardOf(const TensorView& dh, const TensorView& gate, const TensorView& up,
@@ -60,9 +67,10 @@ void SwiGluBackwardOf(const TensorView& dh, const TensorView& gate, const Tensor
       const auto gi = LoadLanes(d, g + i);
       const auto ui = LoadLanes(d, u + i);
       const auto dhi = LoadLanes(d, dhs + i);
-      const auto sigmoid = Sigmoid(d, gi);
+      const auto power = ExpOfNegative(d, gi);
+      const auto sigmoid = ReciprocalOfOneMore(d, power);
       const auto silu = hn::Mul(gi, sigmoid);
-      const auto slope = hn::Mul(sigmoid, hn::MulAdd(gi, hn::Sub(one, sigmoid), one));
+      const auto slope = hn::Mul(sigmoid, hn::MulAdd(gi, hn::Mul(power, sigmoid), one));
       const auto scaled = hn::Mul(dhi, hn::Set(d, scale));
       dscale.Add(d, hn::Mul(hn::Mul(dhi, silu), ui));
       StoreLanes(hn::Mul(hn::Mul(scaled, ui), slope), d, dg + i);
