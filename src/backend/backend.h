@@ -146,7 +146,8 @@ class Backend {
   // Fills every view of `routing` from logits f32 [N, E] (noise is added in place first).
   // targets i32 [N]: tokens with kIgnoredTarget are routed but not counted.
   // counts: i64 [E] host array that receives the counted assignments per expert.
-  // Ties go to the lower expert number; NaN counts as lower than everything.
+  // Ties go to the lower expert number; NaN counts as lower than everything. The formulas see
+  // logits limited to +-1e30 and NaN as -1e30, so that all that comes out is finite.
   virtual RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
                                  const Routing& routing, std::span<int64_t> counts) = 0;
   // dlogits f32 [N, E] (replaced) from drow_weights f32 [R], plus the auxiliary and z loss (both
