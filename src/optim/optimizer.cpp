@@ -81,6 +81,10 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
 }
 
 UpdateReport Optimizer::Apply(const Update& update, float learning_rate) {
+  return Apply(update, learning_rate, {});
+}
+
+UpdateReport Optimizer::Apply(const Update& update, float learning_rate, TensorView next_gradient) {
   const Parameter& parameter = *update.parameter;
   const Served& served = served_[parameter.id];
   const int64_t step = ++steps_[parameter.id];
@@ -91,7 +95,8 @@ UpdateReport Optimizer::Apply(const Update& update, float learning_rate) {
                             .weight_decay = served.settings.weight_decay,
                             .gradient_scale = update.gradient_scale,
                             .tensor_step = step,
-                            .rounding_key = MixKeys(seed_, parameter.id, step)};
+                            .rounding_key = MixKeys(seed_, parameter.id, step),
+                            .next_gradient = next_gradient};
   return served.rule->Apply(parameter, update.gradient,
                             std::span(views_).subspan(served.first_view, served.views), context);
 }
@@ -106,8 +111,13 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
       reports[i] = Apply(updates[i], learning_rate);
     }
   }
-  ParallelFor(static_cast<int64_t>(small.size()), 1, [&](int64_t i, int64_t) {
-    reports[small[i]] = Apply(updates[small[i]], learning_rate);
+  const int64_t count = static_cast<int64_t>(small.size());
+  const int64_t threads = MaxThreads();
+  ParallelFor(count, 1, [&](int64_t i, int64_t) {
+    // Where threads keep pace, the one after next for this thread.
+    const int64_t next = i + threads;
+    reports[small[i]] = Apply(updates[small[i]], learning_rate,
+                              next < count ? updates[small[next]].gradient : TensorView{});
   });
 
   PopulationReports sums{};

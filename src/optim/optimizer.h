@@ -53,6 +53,8 @@ class Optimizer {
   std::span<const int64_t> steps() const { return steps_; }
 
  private:
+  UpdateReport Apply(const Update& update, float learning_rate, TensorView next_gradient);
+
   struct Served {
     const Rule* rule;
     RuleSettings settings;

@@ -110,12 +110,34 @@ int64_t Roots(const float* moments, int64_t count, float scale, float floor, flo
   return floored - PaddingOf(count);
 }
 
+// Fetches an Ahead from memory, some cache lines a unit, up to the second-level cache: closer ones
+// would make loads wait.
+class Prefetcher {
+ public:
+  HWY_INLINE Prefetcher(Ahead ahead, int64_t units)
+      : at_(ahead.from),
+        end_(ahead.from + ahead.bytes),
+        step_(units > 0 ? (ahead.bytes + units - 1) / units : 0) {}
+  HWY_INLINE void Unit() {
+    const std::byte* stop = std::min(end_, at_ + step_);
+    for (; at_ < stop; at_ += kLine) __builtin_prefetch(at_, /*rw=*/0, /*locality=*/2);
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  const std::byte* at_;
+  const std::byte* end_;
+  int64_t step_;
+};
+
 template <typename X>
-HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_factors) {
+HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_factors,
+                           Prefetcher& prefetcher) {
   Accumulator sum;
   ForUnits(
       columns,
       [&](int64_t j, const X* x) HWY_ATTR {
+        prefetcher.Unit();
         ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
           const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
           sum.lanes[v] = hn::MulAdd(u, u, sum.lanes[v]);
@@ -126,13 +148,14 @@ HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_fa
 }
 
 double Squares(TensorView view, int64_t begin, int64_t end, const float* row_factors,
-               const float* column_factors) {
+               const float* column_factors, Ahead ahead) {
   const int64_t columns = view.columns();
+  Prefetcher prefetcher(ahead, (end - begin) * PaddedColumns(columns) / kUnit);
   double total = 0;
   WithElements(view, [&](const auto* x) {
     for (int64_t i = begin; i < end; ++i) {
       const double factor = row_factors[i];
-      total += factor * factor * SquareRow(x + i * columns, columns, column_factors);
+      total += factor * factor * SquareRow(x + i * columns, columns, column_factors, prefetcher);
     }
   });
   return total;
@@ -140,11 +163,13 @@ double Squares(TensorView view, int64_t begin, int64_t end, const float* row_fac
 
 template <typename Weight, typename X>
 HWY_INLINE void UpdateStripe(Weight* weight, const X* source, int64_t count, VF keep, VF step,
-                             const float* column_factors, uint64_t stripe_key) {
+                             const float* column_factors, uint64_t stripe_key,
+                             Prefetcher& prefetcher) {
   UnitStore<Weight> store(stripe_key);
   ForUnits(
       count,
       [&](int64_t j, Weight* w, const X* x) HWY_ATTR {
+        prefetcher.Unit();
         const auto updated = [&](int64_t at) HWY_ATTR {
           const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
           return hn::NegMulAdd(u, step, hn::Mul(Load(w + at), keep));
@@ -156,8 +181,9 @@ HWY_INLINE void UpdateStripe(Weight* weight, const X* source, int64_t count, VF 
 
 void Update(TensorView weight, TensorView source, float keep, float step, int64_t begin,
             int64_t end, const float* row_factors, const float* column_factors,
-            uint64_t rounding_key) {
+            uint64_t rounding_key, Ahead ahead) {
   const int64_t columns = weight.columns();
+  Prefetcher prefetcher(ahead, (end - begin) * PaddedColumns(columns) / kUnit);
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
   WithElements(weight, [&](auto* w) {
     WithElements(source, [&](auto* x) {
@@ -167,7 +193,7 @@ void Update(TensorView weight, TensorView source, float keep, float step, int64_
           const int64_t at = i * columns + j;
           UpdateStripe(w + at, x + at, std::min(kStripe, columns - j), hn::Set(F32(), keep),
                        hn::Set(F32(), step * row_factors[i]), column_factors + j,
-                       StripeKey(rounding_key, i * stripes + stripe));
+                       StripeKey(rounding_key, i * stripes + stripe), prefetcher);
         }
       }
     });
@@ -204,15 +230,15 @@ int64_t InverseRoots(const float* moments, int64_t count, float scale, float flo
 }
 
 double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
-                       const float* column_factors) {
-  return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors);
+                       const float* column_factors, Ahead ahead) {
+  return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors, ahead);
 }
 
 void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,
                     int64_t end, const float* row_factors, const float* column_factors,
-                    uint64_t rounding_key) {
+                    uint64_t rounding_key, Ahead ahead) {
   HWY_DYNAMIC_DISPATCH(Update)
-  (weight, x, keep, step, begin, end, row_factors, column_factors, rounding_key);
+  (weight, x, keep, step, begin, end, row_factors, column_factors, rounding_key, ahead);
 }
 
 }  // namespace terrace::kernels

@@ -5,6 +5,7 @@
 // zero-padded to PaddedColumns.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/tensor.h"
@@ -28,15 +29,21 @@ double DecayMoments(float* moments, const float* sums, int64_t count, float keep
 int64_t InverseRoots(const float* moments, int64_t count, float scale, float floor, float numerator,
                      float* factors);
 
+// Memory to prefetch in the course of a pass, for whatever comes after it.
+struct Ahead {
+  const std::byte* from = nullptr;
+  int64_t bytes = 0;
+};
+
 // Sum over rows [begin, end) and all columns of (row_factors[i] * x[i, j] * column_factors[j])^2.
 // x any.
 double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
-                       const float* column_factors);
+                       const float* column_factors, Ahead ahead);
 
 // weight[i, j] = keep * weight[i, j] - step * row_factors[i] * x[i, j] * column_factors[j] for
 // rows [begin, end), bfloat16 by stochastic rounding. weight and x any.
 void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,
                     int64_t end, const float* row_factors, const float* column_factors,
-                    uint64_t rounding_key);
+                    uint64_t rounding_key, Ahead ahead);
 
 }  // namespace terrace::kernels

@@ -67,23 +67,28 @@ struct UnitStore<BF16> {
   template <typename Updated>
   HWY_INLINE void operator()(const Updated& updated, BF16* unit) {
     for (int64_t at = 0; at < kHalfUnit; at += 2 * kLanes) {
-      const VU words0 = Words();
-      const VU words1 = Words();
-      const VU low = hn::Set(U32(), 0xffffu);
-      StorePair(Rounded(updated(at), hn::And(words0, low)),
-                Rounded(updated(at + kLanes), hn::And(words1, low)), unit + at);
       const int64_t high = at + kHalfUnit;
-      StorePair(Rounded(updated(high), hn::ShiftRight<16>(words0)),
-                Rounded(updated(high + kLanes), hn::ShiftRight<16>(words1)), unit + high);
+      const Bits bits0 = Draw();
+      const Bits bits1 = Draw();
+      StorePair(Rounded(updated(at), bits0.low), Rounded(updated(at + kLanes), bits1.low),
+                unit + at);
+      StorePair(Rounded(updated(high), bits0.high), Rounded(updated(high + kLanes), bits1.high),
+                unit + high);
     }
   }
 
  private:
-  HWY_INLINE VU Words() {
-    VU x = hn::Xor(hn::Xor(counter, key), hn::ShiftRight<15>(counter));
+  // The halves of HashWord.
+  struct Bits {
+    VU low;
+    VU high;
+  };
+  HWY_INLINE Bits Draw() {
+    const VU mixed = hn::Xor(hn::Xor(counter, key), hn::ShiftRight<15>(counter));
     counter = hn::Add(counter, hn::Set(U32(), static_cast<uint32_t>(kLanes) * kCounterStep));
-    x = hn::Mul(x, hn::Set(U32(), kMultiplier));
-    return hn::Xor(x, hn::ShiftRight<16>(x));
+    const VU product = hn::Mul(mixed, hn::Set(U32(), kMultiplier));
+    const VU high = hn::ShiftRight<16>(product);
+    return {hn::And(hn::Xor(product, high), hn::Set(U32(), 0xffffu)), high};
   }
 
   // The bfloat16 is in the upper halves. NaN that arithmetic yields is quiet: cutting keeps it.

@@ -12,6 +12,7 @@
 // numbers: one for each of two elements kHalfUnit apart.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "core/dtype.h"

@@ -139,24 +139,29 @@ class SkewAdam final : public Rule {
                 column_moments.as<float>(), columns, context.gradient_scale, correction);
     std::fill(column_factors + columns, column_factors + padded, 0.0f);
 
+    // The first pass waits for memory, the next two for arithmetic: they fetch what a following
+    // tensor's first pass is going to wait for, half of it each.
+    const TensorView next = context.next_gradient;
+    const int64_t part_bytes = next.data != nullptr ? next.bytes() / (2 * blocks.count) : 0;
+    const auto ahead = [&](int64_t part) {
+      return kernels::Ahead{next.data + part * part_bytes, part_bytes};
+    };
+
     const TensorView numerator = settings_.momentum ? momentum : gradient;
     double squares = 0;
     if (settings_.rms_clip != 0) {
       std::vector<double> partial(blocks.count);
-      // From the last block back: it is the one that the caches still hold.
-      ForBlocks(blocks, [&](int64_t block, int64_t, int64_t) {
-        const int64_t mirrored = blocks.count - 1 - block;
-        const int64_t begin = mirrored * blocks.block_rows;
-        partial[mirrored] =
-            kernels::FactoredSquares(numerator, begin, std::min(rows, begin + blocks.block_rows),
-                                     row_factors, column_factors);
+      ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+        partial[block] = kernels::FactoredSquares(numerator, begin, end, row_factors,
+                                                  column_factors, ahead(block));
       });
-      for (double part : partial) squares += part;
+      squares = std::accumulate(partial.begin(), partial.end(), 0.0);
     }
     const float size = StepSize(context.learning_rate, squares, rows * columns);
-    ForBlocks(blocks, [&](int64_t, int64_t begin, int64_t end) {
+    ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
       kernels::FactoredUpdate(parameter.value, numerator, Keep(context), size, begin, end,
-                              row_factors, column_factors, context.rounding_key);
+                              row_factors, column_factors, context.rounding_key,
+                              ahead(blocks.count + block));
     });
     return report;
   }
