@@ -138,7 +138,8 @@ class Backend {
   // any dtype, the same (in backward their gradients too); h any.
   virtual void SwiGlu(TensorView gate, TensorView up, TensorView row_scale, TensorView h) = 0;
   // Replaces dgate, dup, and drow_scale (f32 [N], empty without row_scale). dgate may share
-  // memory with gate and dup with up (then gate and up are gone); dh is only read.
+  // memory with gate and dup with up (then gate and up are gone). dh is replaced by h itself, which
+  // the gradient of the next weight needs and which costs nothing more here.
   virtual void SwiGluBackward(TensorView dh, TensorView gate, TensorView up, TensorView row_scale,
                               TensorView dgate, TensorView dup, TensorView drow_scale) = 0;
 

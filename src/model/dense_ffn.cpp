@@ -42,13 +42,8 @@ void DenseFfn::Backward(std::span<const Work> work, GradientSink& sink) {
     const TensorView dout = Narrowed(backend_, item.dx, dtype_, "ffn.dout");
     const TensorView h = Activation(backend_, dtype_, saved.gate.shape, "ffn.h");
     dy.push_back(Activation(backend_, DType::kF32, item.dx.shape, "ffn.dy"));
-    backend_.SwiGlu(saved.gate, saved.up, {}, h);
-    {
-      const Arena::Frame temporaries(backend_.arena());
-      const TensorView dh = Activation(backend_, dtype_, h.shape, "ffn.dh");
-      backend_.LinearBackwardInput(dout, w3_->value, dh, false);
-      backend_.SwiGluBackward(dh, saved.gate, saved.up, {}, saved.gate, saved.up, {});
-    }
+    backend_.LinearBackwardInput(dout, w3_->value, h, false);  // dh, which h then replaces
+    backend_.SwiGluBackward(h, saved.gate, saved.up, {}, saved.gate, saved.up, {});
     backend_.LinearBackwardInput(saved.gate, w1_->value, dy.back(), false);
     backend_.LinearBackwardInput(saved.up, w2_->value, dy.back(), true);
     w1_products.push_back({saved.gate, saved.y});

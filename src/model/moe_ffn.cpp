@@ -121,14 +121,13 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
         const TensorView dout = Narrowed(backend_, work[i].dx, dtype_, "moe.dout");
         backend_.GatherRows(dout, routing.row_tokens, dout_rows);
       }
-      backend_.SwiGlu(saved.gate, saved.up, routing.row_weights, h);
       {
         const Arena::Frame temporaries(backend_.arena());
         const TensorView drow_weights =
             Activation(backend_, DType::kF32, {rows}, "router.drow_weights");
-        const TensorView dh = Activation(backend_, dtype_, h.shape, "moe.dh");
-        backend_.GroupedLinearBackwardInput(dout_rows, routing.offsets, w3_.values, dh, false);
-        backend_.SwiGluBackward(dh, saved.gate, saved.up, routing.row_weights, saved.gate, saved.up,
+        // dh, which h then replaces.
+        backend_.GroupedLinearBackwardInput(dout_rows, routing.offsets, w3_.values, h, false);
+        backend_.SwiGluBackward(h, saved.gate, saved.up, routing.row_weights, saved.gate, saved.up,
                                 drow_weights);
         backend_.RouteBackward(ConfigOf(*work[i].pass), routing, work[i].pass->batch.targets,
                                drow_weights, work[i].pass->balance_scale, router_products[i].dy);

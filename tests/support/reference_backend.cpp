@@ -370,6 +370,7 @@ void ReferenceBackend::SwiGluBackward(TensorView dh, TensorView gate, TensorView
       scale_sum += slope * g * sigmoid * u;
       SetElement(dgate, i, slope * scale * u * sigmoid * (1.0 + g * (1.0 - sigmoid)));
       SetElement(dup, i, slope * scale * g * sigmoid);
+      SetElement(dh, i, g * sigmoid * u * scale);
     }
     if (!drow_scale.empty()) SetElement(drow_scale, n, scale_sum);
   }

@@ -55,7 +55,7 @@ void SwiGluBackwardOf(const TensorView& dh, const TensorView& gate, const Tensor
                       const TensorView& drow_scale, int64_t begin, int64_t end) {
   const int64_t columns = gate.columns();
   for (int64_t row = begin; row < end; ++row) {
-    const DH* dhs = dh.as<DH>() + row * columns;
+    DH* dhs = dh.as<DH>() + row * columns;
     const X* g = gate.as<X>() + row * columns;
     const X* u = up.as<X>() + row * columns;
     X* dg = dgate.as<X>() + row * columns;
@@ -72,7 +72,9 @@ void SwiGluBackwardOf(const TensorView& dh, const TensorView& gate, const Tensor
       const auto silu = hn::Mul(gi, sigmoid);
       const auto slope = hn::Mul(sigmoid, hn::MulAdd(gi, hn::Mul(power, sigmoid), one));
       const auto scaled = hn::Mul(dhi, hn::Set(d, scale));
-      dscale.Add(d, hn::Mul(hn::Mul(dhi, silu), ui));
+      const auto unscaled = hn::Mul(silu, ui);
+      dscale.Add(d, hn::Mul(dhi, unscaled));
+      StoreLanes(hn::Mul(unscaled, hn::Set(d, scale)), d, dhs + i);
       StoreLanes(hn::Mul(hn::Mul(scaled, ui), slope), d, dg + i);
       StoreLanes(hn::Mul(scaled, silu), d, du + i);
     });
