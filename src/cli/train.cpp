@@ -22,6 +22,7 @@ struct TrainFlags {
   std::filesystem::path output;
   std::vector<std::string> assignments;
   bool resume = false;
+  bool settings = false;
 };
 
 std::atomic<bool> stop_requested = false;
@@ -30,6 +31,12 @@ std::atomic<bool> stop_requested = false;
 void RequestStop(int signal) {
   stop_requested = true;
   std::signal(signal, SIG_DFL);
+}
+
+void PrintSettings(const TrainFlags& flags) {
+  RunConfig config;
+  if (!flags.config.empty()) config = LoadConfig(flags.config, flags.assignments);
+  WriteOutput("-", ToToml(FieldsOf(config)));
 }
 
 void RunTrain(TrainFlags flags) {
@@ -93,9 +100,12 @@ void AddTrainCommand(CLI::App& app) {
           [flags](int64_t threads) {
             flags->assignments.push_back(fmt::format("training.threads={}", threads));
           },
-          "As --set training.threads=N")
+          "0: as many as run at once; as --set training.threads=N")
       ->option_text("N");
-  command->callback([flags] { RunTrain(*flags); });
+  command->add_flag("--settings", flags->settings,
+                    "Print every setting with its meaning and value (of CONFIG.toml, or the "
+                    "default), and do nothing else");
+  command->callback([flags] { flags->settings ? PrintSettings(*flags) : RunTrain(*flags); });
 }
 
 }  // namespace terrace

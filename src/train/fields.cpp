@@ -196,13 +196,13 @@ std::string ToToml(const std::vector<Field>& fields) {
   std::string table;
   for (const Field& field : fields) {
     const std::string value = ValueText(field);
-    if (value.empty()) continue;
     const size_t dot = field.key.rfind('.');
     if (field.key.substr(0, dot) != table) {
       table = field.key.substr(0, dot);
       text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", table);
     }
-    text += fmt::format("{} = {}  # {}\n", field.key.substr(dot + 1), value, field.doc);
+    text += fmt::format("{}{} = {}  # {}\n", value.empty() ? "# " : "", field.key.substr(dot + 1),
+                        value, field.doc);
   }
   return text;
 }

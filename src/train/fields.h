@@ -87,7 +87,7 @@ void ApplyAssignment(const std::vector<Field>& fields, std::string_view assignme
 // The value as TOML; empty for an optional field without one.
 std::string ValueText(const Field& field);
 
-// All fields as a TOML file, each with its doc as a comment.
+// All fields as a TOML file, each with its doc as a comment; those without a value commented out.
 std::string ToToml(const std::vector<Field>& fields);
 
 // As toml::parse, with errors on one line: "run.toml:7: ...".

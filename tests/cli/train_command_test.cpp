@@ -1,18 +1,13 @@
 // terrace train, eval and generate as a user runs them.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <fstream>
 #include <thread>
 
+#include "cli/command_test.h"
 #include "core/atomic_file.h"
-#include "support/program.h"
 #include "support/small_run.h"
-#include "support/temporary_folder.h"
 
 namespace terrace {
 namespace {
@@ -22,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 namespace fs = std::filesystem;
 
-class TrainCommandTest : public ::testing::Test {
+class TrainCommandTest : public CommandTest {
  protected:
   static void SetUpTestSuite() {
     shared_ = new TemporaryFolder;
@@ -32,28 +27,8 @@ class TrainCommandTest : public ::testing::Test {
   }
   static void TearDownTestSuite() { delete shared_; }
 
-  std::vector<std::string> Arguments(const std::vector<std::string>& arguments) const {
-    std::vector<std::string> all = {TERRACE_PROGRAM};
-    all.insert(all.end(), arguments.begin(), arguments.end());
-    return all;
-  }
-  Program::Options Options() const {
-    return {.folder = folder_.path(), .environment = {"OMP_WAIT_POLICY=passive"}};
-  }
-  ProgramResult Run(const std::vector<std::string>& arguments) const {
-    return Program(Arguments(arguments), Options()).Wait();
-  }
   std::string Config() const { return *shared_ / "small.toml"; }
 
-  // One line on standard error, exit code 1, nothing on standard output.
-  std::string ErrorOf(const std::vector<std::string>& arguments) const {
-    const ProgramResult result = Run(arguments);
-    EXPECT_EQ(result.exit_code, 1) << result.signal;
-    EXPECT_EQ(result.output, "");
-    EXPECT_THAT(result.errors, StartsWith("terrace: "));
-    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
-    return result.errors;
-  }
   // Waits until `path` is there; fails after a minute.
   static bool WaitFor(const fs::path& path) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
@@ -65,7 +40,6 @@ class TrainCommandTest : public ::testing::Test {
   }
 
   static TemporaryFolder* shared_;
-  TemporaryFolder folder_;
 };
 TemporaryFolder* TrainCommandTest::shared_ = nullptr;
 
@@ -99,6 +73,19 @@ TEST_F(TrainCommandTest, VersionAndHelp) {
   const ProgramResult help = Run({"train", "--help"});
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_THAT(help.output, HasSubstr("--resume"));
+}
+
+TEST_F(TrainCommandTest, SettingsAreAConfiguration) {
+  const ProgramResult defaults = Run({"train", "--settings"});
+  EXPECT_EQ(defaults.exit_code, 0) << defaults.errors;
+  EXPECT_THAT(defaults.output, HasSubstr("\nsteps = 1000  # optimizer steps\n"));
+  EXPECT_THAT(defaults.output, HasSubstr("\n# learning_rate =   # peak; the policy's own"));
+
+  const ProgramResult own = Run({"train", Config(), "--set", "training.steps=7", "--settings"});
+  EXPECT_THAT(own.output, HasSubstr("\nsteps = 7  # optimizer steps\n"));
+  std::ofstream(folder_ / "again.toml") << own.output;
+  EXPECT_EQ(Run({"train", folder_ / "again.toml", "--settings"}).output, own.output);
+  EXPECT_FALSE(fs::exists(folder_ / "runs"));
 }
 
 TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {

@@ -1,0 +1,112 @@
+// terrace tokenizer and data as a user runs them.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "cli/command_test.h"
+#include "core/atomic_file.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+namespace fs = std::filesystem;
+
+class DataCommandTest : public CommandTest {
+ protected:
+  void Write(const fs::path& name, std::string_view bytes) const {
+    std::ofstream(folder_ / name, std::ios::binary) << bytes;
+  }
+  void WriteBook() const {
+    std::string text;
+    for (int i = 0; i < 200; ++i) text += fmt::format("The {}th sheep jumped over the fence.\n", i);
+    Write("book.txt", text);
+  }
+  // Every name in the folder with its bytes.
+  std::map<std::string, std::string> Contents() const {
+    std::map<std::string, std::string> contents;
+    for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
+      contents[entry.path()] = entry.is_regular_file() ? ReadFile(entry.path()) : "";
+    }
+    return contents;
+  }
+};
+
+TEST_F(DataCommandTest, FromTextToShards) {
+  WriteBook();
+  const ProgramResult trained =
+      Run({"tokenizer", "train", "--vocab-size", "300", "-o", "tokenizer.json", "book.txt"});
+  EXPECT_EQ(trained.exit_code, 0) << trained.errors;
+
+  const std::string bytes("caf\xc3\xa9 \xff\xfe\0 <|endoftext|>\r\n", 25);
+  Write("any", bytes);
+  EXPECT_EQ(Run({"tokenizer", "encode", "-t", "tokenizer.json", "any", "-o", "ids"}).exit_code, 0);
+  EXPECT_EQ(Run({"tokenizer", "decode", "-t", "tokenizer.json", "ids"}).output, bytes);
+
+  const ProgramResult prepared = Run({"data", "prepare", "-t", "tokenizer.json", "-o", "shards",
+                                      "--piece-bytes", "256", "book.txt"});
+  EXPECT_EQ(prepared.exit_code, 0) << prepared.errors;
+  EXPECT_THAT(prepared.output, StartsWith("shards: "));
+  EXPECT_THAT(prepared.output, HasSubstr("vocabulary 300"));
+  const ProgramResult checked = Run({"data", "check", "shards"});
+  EXPECT_EQ(checked.exit_code, 0) << checked.errors;
+  EXPECT_THAT(checked.output, HasSubstr("vocabulary 300"));
+}
+
+TEST_F(DataCommandTest, MistakesGiveOneLineAndChangeNothing) {
+  WriteBook();
+  Write("empty.txt", "");
+  Write("bad.jsonl", "{\"text\": \"good\"}\n{\"text\": \n");
+  Write("ids", "1 2 x3\n");
+  Write("large", "1 2 999\n");
+  Write("short.bin", "abc");
+  fs::create_directory(folder_ / "full");
+  Write("full/file", "kept");
+  const auto before = Contents();
+  const auto tokenizer = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"tokenizer", "train", "-o", "new.json"});
+    return ErrorOf(more);
+  };
+  EXPECT_THAT(tokenizer({"absent.txt"}), HasSubstr("absent.txt"));
+  EXPECT_THAT(tokenizer({"empty.txt"}), HasSubstr("empty"));
+  EXPECT_THAT(tokenizer({"bad.jsonl"}), HasSubstr("bad.jsonl:2"));
+  EXPECT_THAT(tokenizer({"--vocab-size", "10", "book.txt"}), HasSubstr("10"));
+  EXPECT_THAT(ErrorOf({"tokenizer", "train", "-o", "ids", "book.txt"}), HasSubstr("ids"));
+  EXPECT_THAT(ErrorOf({"tokenizer", "encode", "-t", "absent.json", "book.txt"}),
+              HasSubstr("absent.json"));
+  EXPECT_THAT(ErrorOf({"tokenizer", "encode", "-t", "bytes", "book.txt", "-o", "ids"}),
+              HasSubstr("ids"));
+  EXPECT_THAT(ErrorOf({"tokenizer", "decode", "-t", "bytes", "ids"}), HasSubstr("x3"));
+  EXPECT_THAT(ErrorOf({"tokenizer", "decode", "-t", "bytes", "large"}), HasSubstr("999"));
+  EXPECT_THAT(ErrorOf({"data", "prepare", "-o", "full", "book.txt"}), HasSubstr("full"));
+  EXPECT_THAT(ErrorOf({"data", "prepare", "-o", "new", "empty.txt"}), HasSubstr("empty"));
+  EXPECT_THAT(ErrorOf({"data", "prepare", "-o", "new", "bad.jsonl"}), HasSubstr("bad.jsonl:2"));
+  EXPECT_THAT(ErrorOf({"data", "check", "full"}), HasSubstr("full has no token files"));
+  EXPECT_THAT(ErrorOf({"data", "check", "short.bin"}), HasSubstr("short.bin"));
+  EXPECT_THAT(ErrorOf({"data", "check", "absent"}), HasSubstr("absent"));
+  EXPECT_EQ(Contents(), before);
+}
+
+TEST_F(DataCommandTest, AFullDiskLeavesNothing) {
+  WriteBook();
+  const auto before = Contents();
+  Program::Options options = Options();
+  options.max_file_bytes = 1000;
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"tokenizer", "train", "-o", "new.json", "book.txt"},
+        {"tokenizer", "encode", "-t", "bytes", "book.txt", "-o", "new"},
+        {"data", "prepare", "-o", "new", "book.txt"}}) {
+    const ProgramResult result = Program(Arguments(arguments), options).Wait();
+    EXPECT_EQ(result.exit_code, 1) << arguments[0];
+    EXPECT_THAT(result.errors, HasSubstr(" new"));
+    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+    EXPECT_EQ(Contents(), before);
+  }
+}
+
+}  // namespace
+}  // namespace terrace
