@@ -1,8 +1,9 @@
-// The configurations that come with the program: each can be trained, and opens with figures that
-// are true.
+// The configurations that come with the program can be trained, and open with figures that are
+// true; so are the README's.
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
 
 #include "core/atomic_file.h"
 #include "train/trainer.h"
@@ -40,6 +41,32 @@ TEST(ConfigsTest, OpenWithTheirTokensFlopsMemoryAndTime) {
     EXPECT_NEAR(stated, planned, 0.1 * planned) << name;
   }
   EXPECT_GE(configs, 3);
+}
+
+TEST(ReadmeTest, ItsMemoryTableIsThePlan) {
+  const auto root = std::filesystem::path(TERRACE_SOURCE_TEST_DATA) / "../..";
+  const std::string readme = ReadFile(root / "README.md");
+  for (const auto& [policy, start, state_format] :
+       {std::tuple("adamw", "| AdamW    |", "{:.1f}"),
+        std::tuple("skewadam", "| SkewAdam |", "**{:.1f}**")}) {
+    const RunConfig config =
+        LoadConfig(root / "configs/moe-110m.toml",
+                   {fmt::format("optimizer.policy={}", policy), "training.eval_interval=0"});
+    const Ledger plan = PlanTraining(config);
+    const auto mebibytes = [&](Memory category) {
+      return static_cast<double>(plan.at_peak_bytes[static_cast<size_t>(category)]) / (1 << 20);
+    };
+    const std::string row = fmt::format(
+        fmt::runtime("{} {:.1f} | " + std::string(state_format) + " | {:.1f} | {:.1f} | "), start,
+        mebibytes(Memory::kWeights), mebibytes(Memory::kOptimizer), mebibytes(Memory::kGradients),
+        mebibytes(Memory::kActivations));
+    const size_t found = readme.find(row);
+    ASSERT_NE(found, std::string::npos) << "README.md lacks\n" << row;
+    // Scratch depends a little on the instruction set and the number of threads.
+    const double stated = std::stod(readme.substr(found + row.size()));
+    const double planned = static_cast<double>(plan.total_peak_bytes) / (1 << 20);
+    EXPECT_NEAR(stated, planned, 0.1 * planned);
+  }
 }
 
 }  // namespace
