@@ -1,5 +1,10 @@
 #include "train/run_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <string>
 
 #include "core/error.h"
@@ -10,6 +15,19 @@ namespace terrace {
 namespace fs = std::filesystem;
 
 bool RunFolder::HoldsRun() const { return fs::exists(config()); }
+
+FolderLock::FolderLock(const fs::path& folder)
+    : descriptor_(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  // File systems that cannot lock are taken as they are.
+  if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    close(descriptor_);
+    Fail("{}: another process is training in it", folder.string());
+  }
+}
+
+FolderLock::~FolderLock() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
 
 StoredModel FindStoredModel(const fs::path& path) {
   if (!fs::is_directory(path)) Fail("{}: no such folder", path.string());

@@ -20,6 +20,20 @@ struct RunFolder {
   bool HoldsRun() const;
 };
 
+// Keeps other processes from training in a folder, until it goes out of scope or the process ends
+// in whatever way.
+class FolderLock {
+ public:
+  // Throws Error when another process holds it.
+  explicit FolderLock(const std::filesystem::path& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
+
 // A checkpoint, and the run that it belongs to.
 struct StoredModel {
   std::filesystem::path checkpoint;

@@ -24,6 +24,9 @@ namespace fs = std::filesystem;
 // Sets this use of the seed apart from others.
 constexpr uint64_t kRouterNoisePurpose = 0x6e6f697365;
 
+// Batches fill targets as the model reads them.
+static_assert(kNoTarget == kIgnoredTarget);
+
 EvaluationShape EvaluationShapeOf(const RunConfig& config) {
   return {config.training.micro_batch, config.training.sequence_length,
           config.training.eval_batches};
@@ -131,10 +134,11 @@ void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
 }
 
 void CreateFolder(const RunFolder& run, const std::string& config_toml,
-                  const std::optional<Tokenizer>& tokenizer) {
+                  const std::optional<Tokenizer>& tokenizer, std::optional<FolderLock>& lock) {
   std::error_code error;
   fs::create_directories(run.checkpoints(), error);
   if (error) Fail("{}: cannot create: {}", run.path.string(), error.message());
+  if (!lock) lock.emplace(run.path);
   WriteFileAtomically(run.config(), config_toml);
   if (tokenizer) WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
 }
@@ -156,6 +160,8 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
   const TrainingConfig& training = config.training;
   const RunFolder run{run_folder};
   CheckFolder(run, config, resume);
+  std::optional<FolderLock> lock;
+  if (resume) lock.emplace(run.path);
   const std::optional<Tokenizer> tokenizer = TokenizerOf(config);
   const Corpus corpus(config);
   RunConfig resolved = config;
@@ -180,7 +186,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
     machine.model.Initialize(static_cast<uint64_t>(training.seed));
   }
   summary.first_step = state.step;
-  CreateFolder(run, config_toml, tokenizer);
+  CreateFolder(run, config_toml, tokenizer, lock);
   MetricsFile metrics_file(run.metrics(), state.step);
   if (callbacks.begin) callbacks.begin(summary);
 

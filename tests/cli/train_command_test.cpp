@@ -168,6 +168,8 @@ TEST_F(TrainCommandTest, InterruptsSaveAndExitWithZero) {
     const std::string name = signal == SIGINT ? "int" : "term";
     Program program(Arguments(arguments(name)), Options());
     ASSERT_TRUE(WaitFor(folder_ / name / "metrics.jsonl"));
+    EXPECT_THAT(ErrorOf({"train", "--resume", "-o", name}),
+                HasSubstr(name + ": another process is training in it"));
     program.Send(signal);
     const ProgramResult result = program.Wait();
     EXPECT_EQ(result.exit_code, 0) << result.errors;
