@@ -6,6 +6,8 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
@@ -55,24 +57,48 @@ HWY_INLINE void SumRow(const Gradient* gradient, float* momentum, int64_t column
   *row_sum = sum.Sum();
 }
 
+template <typename X>
+HWY_INLINE void AddSquares(const X* row, int64_t columns, float factor, float* sums) {
+  const VF factors = hn::Set(F32(), factor);
+  ForUnits(
+      columns,
+      [&](int64_t j, const X* x) HWY_ATTR {
+        ForVectors([&](int64_t at, int64_t) HWY_ATTR {
+          const VF u = hn::Mul(Load(x + at), factors);
+          Store(hn::MulAdd(u, u, Load(sums + j + at)), sums + j + at);
+        });
+      },
+      row);
+}
+
 void Sums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
-          int64_t end, float* row_sums, float* column_sums) {
+          int64_t end, float* row_sums, float* column_sums, const float* row_moments,
+          Decay row_decay, float* weighted_sums) {
   const int64_t columns = gradient.columns();
   float* m = momentum.empty() ? nullptr : momentum.as<float>();
   std::fill_n(column_sums, PaddedColumns(columns), 0.0f);
+  if (weighted_sums != nullptr) std::fill_n(weighted_sums, PaddedColumns(columns), 0.0f);
   WithElements(gradient, [&](const auto* g) {
     const MomentumStep step{hn::Set(F32(), static_cast<float>(beta)),
                             hn::Set(F32(), static_cast<float>((1 - beta) * scale))};
     for (int64_t i = begin; i < end; ++i) {
-      SumRow(g + i * columns, m != nullptr ? m + i * columns : nullptr, columns, step, row_sums + i,
-             column_sums);
+      float* m_row = m != nullptr ? m + i * columns : nullptr;
+      SumRow(g + i * columns, m_row, columns, step, row_sums + i, column_sums);
+      if (weighted_sums == nullptr) continue;
+      const float moment = row_decay.keep * row_moments[i] + row_decay.gain * row_sums[i];
+      const float factor = 1 / std::sqrt(std::max(moment, std::numeric_limits<float>::min()));
+      if (m_row != nullptr) {
+        AddSquares(m_row, columns, factor, weighted_sums);
+      } else {
+        AddSquares(g + i * columns, columns, factor, weighted_sums);
+      }
     }
   });
 }
 
-double Decay(float* moments, const float* sums, int64_t count, float keep, float gain) {
-  const VF keeps = hn::Set(F32(), keep);
-  const VF gains = hn::Set(F32(), gain);
+double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
+  const VF keeps = hn::Set(F32(), decay.keep);
+  const VF gains = hn::Set(F32(), decay.gain);
   double total = 0;
   for (int64_t first = 0; first < count; first += kStripe) {
     Accumulator sum;
@@ -131,13 +157,11 @@ class Prefetcher {
 };
 
 template <typename X>
-HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_factors,
-                           Prefetcher& prefetcher) {
+HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_factors) {
   Accumulator sum;
   ForUnits(
       columns,
       [&](int64_t j, const X* x) HWY_ATTR {
-        prefetcher.Unit();
         ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
           const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
           sum.lanes[v] = hn::MulAdd(u, u, sum.lanes[v]);
@@ -148,14 +172,13 @@ HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_fa
 }
 
 double Squares(TensorView view, int64_t begin, int64_t end, const float* row_factors,
-               const float* column_factors, Ahead ahead) {
+               const float* column_factors) {
   const int64_t columns = view.columns();
-  Prefetcher prefetcher(ahead, (end - begin) * PaddedColumns(columns) / kUnit);
   double total = 0;
   WithElements(view, [&](const auto* x) {
     for (int64_t i = begin; i < end; ++i) {
       const double factor = row_factors[i];
-      total += factor * factor * SquareRow(x + i * columns, columns, column_factors, prefetcher);
+      total += factor * factor * SquareRow(x + i * columns, columns, column_factors);
     }
   });
   return total;
@@ -209,19 +232,21 @@ HWY_AFTER_NAMESPACE();
 namespace terrace::kernels {
 
 HWY_EXPORT(Sums);
-HWY_EXPORT(Decay);
+HWY_EXPORT(DecayAll);
 HWY_EXPORT(Roots);
 HWY_EXPORT(Squares);
 HWY_EXPORT(Update);
 
 void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
-                  int64_t end, float* row_sums, float* column_sums) {
+                  int64_t end, float* row_sums, float* column_sums, const float* row_moments,
+                  Decay row_decay, float* weighted_sums) {
   HWY_DYNAMIC_DISPATCH(Sums)
-  (gradient, scale, momentum, beta, begin, end, row_sums, column_sums);
+  (gradient, scale, momentum, beta, begin, end, row_sums, column_sums, row_moments, row_decay,
+   weighted_sums);
 }
 
-double DecayMoments(float* moments, const float* sums, int64_t count, float keep, float gain) {
-  return HWY_DYNAMIC_DISPATCH(Decay)(moments, sums, count, keep, gain);
+double DecayMoments(float* moments, const float* sums, int64_t count, Decay decay) {
+  return HWY_DYNAMIC_DISPATCH(DecayAll)(moments, sums, count, decay);
 }
 
 int64_t InverseRoots(const float* moments, int64_t count, float scale, float floor, float numerator,
@@ -230,8 +255,8 @@ int64_t InverseRoots(const float* moments, int64_t count, float scale, float flo
 }
 
 double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
-                       const float* column_factors, Ahead ahead) {
-  return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors, ahead);
+                       const float* column_factors) {
+  return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors);
 }
 
 void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,

@@ -15,14 +15,26 @@ namespace terrace::kernels {
 
 constexpr int64_t PaddedColumns(int64_t columns) { return (columns + kUnit - 1) / kUnit * kUnit; }
 
+// How second moments move: moment = keep * moment + gain * sum.
+struct Decay {
+  float keep = 0;
+  float gain = 0;
+};
+
 // Replaces row_sums[i], for rows [begin, end), and column_sums[j], all columns, by sums over those
 // rows of gradient^2, unscaled. gradient any. A momentum (f32, the same shape; empty for none)
 // becomes momentum * beta + scale * gradient * (1 - beta).
+//
+// Replaces weighted_sums[j] (null for none) by sums over the rows of x[i, j]^2 / moment[i], where
+// x is the momentum, or else the gradient, and moment[i] is row_moments[i] (not changed) after its
+// decay: the sum of squares of an update, but for factors of columns that are not known yet. It
+// costs little here, where the row is in the first-level cache.
 void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
-                  int64_t end, float* row_sums, float* column_sums);
+                  int64_t end, float* row_sums, float* column_sums, const float* row_moments,
+                  Decay row_decay, float* weighted_sums);
 
-// moments[i] = keep * moments[i] + gain * sums[i]; returns the sum of the moments.
-double DecayMoments(float* moments, const float* sums, int64_t count, float keep, float gain);
+// Decays moments[i] with sums[i]; returns the sum of the moments.
+double DecayMoments(float* moments, const float* sums, int64_t count, Decay decay);
 
 // factors[i] = numerator / sqrt(max(moments[i] * scale, floor)); returns how many
 // moments[i] * scale are at or below the floor.
@@ -38,7 +50,7 @@ struct Ahead {
 // Sum over rows [begin, end) and all columns of (row_factors[i] * x[i, j] * column_factors[j])^2.
 // x any.
 double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
-                       const float* column_factors, Ahead ahead);
+                       const float* column_factors);
 
 // weight[i, j] = keep * weight[i, j] - step * row_factors[i] * x[i, j] * column_factors[j] for
 // rows [begin, end), bfloat16 by stochastic rounding. weight and x any.

@@ -119,78 +119,81 @@ class SkewAdam final : public Rule {
     const int64_t columns = parameter.value.columns();
     const int64_t padded = kernels::PaddedColumns(columns);
     const RowBlocks blocks(rows);
-    // Row factors, column factors, then the column sums of each block.
-    const auto scratch =
-        std::make_unique_for_overwrite<float[]>(rows + padded + blocks.count * padded);
+    const bool clipped = settings_.rms_clip != 0;
+    // Row factors, column factors, then sums of each block over columns, one or two kinds.
+    const auto scratch = std::make_unique_for_overwrite<float[]>(
+        rows + padded + (clipped ? 2 : 1) * blocks.count * padded);
     float* row_factors = scratch.get();
     float* column_factors = row_factors + rows;
     float* column_sums = column_factors + padded;
+    float* weighted_sums = clipped ? column_sums + blocks.count * padded : nullptr;
 
+    const kernels::Decay row_decay = DecayOf(context.gradient_scale, columns);
     ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
       kernels::FactoredSums(gradient, context.gradient_scale, momentum, settings_.beta1, begin, end,
-                            row_factors, column_sums + block * padded);
+                            row_factors, column_sums + block * padded, row_moments.as<float>(),
+                            row_decay, clipped ? weighted_sums + block * padded : nullptr);
     });
-    for (int64_t block = 1; block < blocks.count; ++block) {
-      for (int64_t j = 0; j < columns; ++j) column_sums[j] += column_sums[block * padded + j];
+    for (float* sums : {column_sums, weighted_sums}) {
+      for (int64_t block = 1; sums != nullptr && block < blocks.count; ++block) {
+        for (int64_t j = 0; j < columns; ++j) sums[j] += sums[block * padded + j];
+      }
     }
 
-    const UpdateReport report =
-        Factors(row_factors, row_moments.as<float>(), rows, column_sums, column_factors,
-                column_moments.as<float>(), columns, context.gradient_scale, correction);
+    // From here on row_factors[i] = correction / sqrt(max(vr / mean, eps)), from row sums in place,
+    // and column_factors[j] = 1 / sqrt(max(vc, floor)).
+    const double row_mean =
+        kernels::DecayMoments(row_moments.as<float>(), row_factors, rows, row_decay) /
+        static_cast<double>(rows);
+    const double column_mean =
+        kernels::DecayMoments(column_moments.as<float>(), column_sums, columns,
+                              DecayOf(context.gradient_scale, rows)) /
+        static_cast<double>(columns);
+    const double mean =
+        std::max(row_mean, settings_.eps_mode == EpsMode::kAbsolute ? 1e-15 : kSmallest);
+    const int64_t floored_rows =
+        kernels::InverseRoots(row_moments.as<float>(), rows, static_cast<float>(1 / mean),
+                              static_cast<float>(settings_.eps), correction, row_factors);
+    const int64_t floored_columns = kernels::InverseRoots(column_moments.as<float>(), columns, 1,
+                                                          Floor(column_mean), 1, column_factors);
     std::fill(column_factors + columns, column_factors + padded, 0.0f);
-
-    // The first pass waits for memory, the next two for arithmetic: they fetch what a following
-    // tensor's first pass is going to wait for, half of it each.
-    const TensorView next = context.next_gradient;
-    const int64_t part_bytes = next.data != nullptr ? next.bytes() / (2 * blocks.count) : 0;
-    const auto ahead = [&](int64_t part) {
-      return kernels::Ahead{next.data + part * part_bytes, part_bytes};
-    };
 
     const TensorView numerator = settings_.momentum ? momentum : gradient;
     double squares = 0;
-    if (settings_.rms_clip != 0) {
+    if (clipped && floored_rows == 0) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const double factor = column_factors[j];
+        squares += factor * factor * weighted_sums[j];
+      }
+      squares *= mean * correction * correction;
+    } else if (clipped) {
       std::vector<double> partial(blocks.count);
       ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
-        partial[block] = kernels::FactoredSquares(numerator, begin, end, row_factors,
-                                                  column_factors, ahead(block));
+        partial[block] =
+            kernels::FactoredSquares(numerator, begin, end, row_factors, column_factors);
       });
       squares = std::accumulate(partial.begin(), partial.end(), 0.0);
     }
     const float size = StepSize(context.learning_rate, squares, rows * columns);
+
+    // The first pass waits for memory, this one for arithmetic: it fetches what a following
+    // tensor's first pass is going to wait for.
+    const TensorView next = context.next_gradient;
+    const int64_t part_bytes = next.data != nullptr ? next.bytes() / blocks.count : 0;
     ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
       kernels::FactoredUpdate(parameter.value, numerator, Keep(context), size, begin, end,
                               row_factors, column_factors, context.rounding_key,
-                              ahead(blocks.count + block));
+                              {next.data + block * part_bytes, part_bytes});
     });
-    return report;
+    return {floored_columns, columns};
   }
 
-  // Updates the moments and turns sums of squares into factors of the numerator:
-  // row_factors[i] = correction / sqrt(max(vr / mean(vr), eps)), from row sums in place, and
-  // column_factors[j] = 1 / sqrt(max(vc, floor)).
-  UpdateReport Factors(float* row_factors, float* row_moments, int64_t rows,
-                       const float* column_sums, float* column_factors, float* column_moments,
-                       int64_t columns, float gradient_scale, float correction) const {
-    const auto mean_of_decayed = [&](float* moments, const float* sums, int64_t count,
-                                     int64_t summands) {
-      // The sums are of the gradient before its scale.
-      const double gain =
-          (1 - settings_.beta2) * gradient_scale * gradient_scale / static_cast<double>(summands);
-      return kernels::DecayMoments(moments, sums, count, static_cast<float>(settings_.beta2),
-                                   static_cast<float>(gain)) /
-             static_cast<double>(count);
-    };
-    const double row_mean = mean_of_decayed(row_moments, row_factors, rows, columns);
-    const double column_mean = mean_of_decayed(column_moments, column_sums, columns, rows);
-
-    const bool absolute = settings_.eps_mode == EpsMode::kAbsolute;
-    const double scale = 1 / std::max(row_mean, absolute ? 1e-15 : kSmallest);
-    kernels::InverseRoots(row_moments, rows, static_cast<float>(scale),
-                          static_cast<float>(settings_.eps), correction, row_factors);
-    const int64_t floored =
-        kernels::InverseRoots(column_moments, columns, 1, Floor(column_mean), 1, column_factors);
-    return {floored, columns};
+  // Of second moments that are means of `summands` squares; the sums are of the gradient before its
+  // scale.
+  kernels::Decay DecayOf(float gradient_scale, int64_t summands) const {
+    const double gain =
+        (1 - settings_.beta2) * gradient_scale * gradient_scale / static_cast<double>(summands);
+    return {static_cast<float>(settings_.beta2), static_cast<float>(gain)};
   }
 
   UpdateReport ApplyExact(const Parameter& parameter, TensorView gradient, TensorView momentum,
