@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -35,6 +36,7 @@ std::string UnknownCommand(CLI::App& app) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow fails like a full disk
   CLI::App app("Trains Mixture-of-Experts language models in little memory.", "terrace");
   app.set_version_flag("--version", "terrace " TERRACE_VERSION);
   app.require_subcommand(1);

@@ -1,12 +1,12 @@
 // terrace train
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/stop_signals.h"
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/train_progress.h"
@@ -25,14 +25,6 @@ struct TrainFlags {
   bool settings = false;
 };
 
-std::atomic<bool> stop_requested = false;
-
-// The first signal asks for an orderly end; a second one ends the process at once.
-void RequestStop(int signal) {
-  stop_requested = true;
-  std::signal(signal, SIG_DFL);
-}
-
 void PrintSettings(const TrainFlags& flags) {
   RunConfig config;
   if (!flags.config.empty()) config = LoadConfig(flags.config, flags.assignments);
@@ -40,6 +32,8 @@ void PrintSettings(const TrainFlags& flags) {
 }
 
 void RunTrain(TrainFlags flags) {
+  const StopSignals stop("\nending after this step; once more ends at once, without saving\n");
+  std::signal(SIGPIPE, SIG_IGN);  // that nobody reads the progress is no reason to stop
   if (flags.config.empty()) {
     if (!flags.resume || flags.output.empty()) Fail("train: name a configuration (a .toml file)");
     flags.config = RunFolder{flags.output}.config();
@@ -47,8 +41,6 @@ void RunTrain(TrainFlags flags) {
   if (flags.output.empty()) flags.output = std::filesystem::path("runs") / flags.config.stem();
   const RunConfig config = LoadConfig(flags.config, flags.assignments);
   UseThreads(config.training.threads);
-  std::signal(SIGINT, RequestStop);
-  std::signal(SIGTERM, RequestStop);
 
   TrainResult result;
   {
@@ -62,7 +54,7 @@ void RunTrain(TrainFlags flags) {
              [&](const std::filesystem::path& path) {
                progress.Note(fmt::format("saved {}", path.string()));
              },
-         .stop = [] { return stop_requested.load(); }});
+         .stop = [&] { return stop.requested(); }});
   }
   std::string text =
       fmt::format("{}: {} of {} steps", flags.output.string(), result.step, config.training.steps);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <vector>
 
 namespace terrace {
 namespace {
@@ -39,7 +40,6 @@ TrainProgress::~TrainProgress() {
 
 void TrainProgress::Begin(const RunSummary& summary) {
   summary_ = summary;
-  start_ = Clock::now();
   const Ledger& plan = summary.plan;
   const auto mebibytes = [&](Memory category) {
     return static_cast<double>(plan.at_peak_bytes[static_cast<size_t>(category)]) / kMiB;
@@ -59,25 +59,34 @@ void TrainProgress::Begin(const RunSummary& summary) {
 }
 
 // With a bar before it where the terminal has room; never wider, or it could not be rewritten.
-std::string TrainProgress::Fitted(const StepMetrics& metrics, const std::string& line) const {
+std::string TrainProgress::Fitted(const StepMetrics& metrics) const {
   winsize window = {};
   const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
   const size_t width = known ? window.ws_col - 1u : 79u;
+  const std::string line = LineOf(metrics, width);
   const int64_t filled = kBarCells * metrics.step / std::max<int64_t>(1, summary_.last_step);
   const std::string bar = fmt::format("[{:#<{}}{:.<{}}] ", "", filled, "", kBarCells - filled);
-  return bar.size() + line.size() <= width ? bar + line : line.substr(0, width);
+  return bar.size() + line.size() <= width ? bar + line : line;
 }
 
-std::string TrainProgress::LineOf(const StepMetrics& metrics) const {
-  const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
+std::string TrainProgress::LineOf(const StepMetrics& metrics, size_t width) const {
+  const double elapsed = std::chrono::duration<double>(Clock::now() - *start_).count();
   const double done = static_cast<double>(metrics.step - summary_.first_step);
   const double left = static_cast<double>(summary_.last_step - metrics.step);
-  std::string line =
-      fmt::format("step {}/{}  loss {:.4f}  {:.0f} tok/s  {:.0f} % of peak  {:.0f} MiB",
-                  metrics.step, summary_.last_step, metrics.loss, metrics.tokens_per_second,
-                  100 * metrics.share_of_peak, static_cast<double>(metrics.resident_bytes) / kMiB);
-  if (!metrics.layers.empty()) line += fmt::format("  load {:.2f}x", ImbalanceOf(metrics));
-  return line + fmt::format("  ETA {}", Duration(elapsed / done * left));
+  std::string line = fmt::format("step {}/{}", metrics.step, summary_.last_step);
+  // As many as fit, the most wanted first; never a part of one.
+  std::vector<std::string> rest = {
+      fmt::format("loss {:.4f}", metrics.loss),
+      fmt::format("ETA {}", Duration(elapsed / done * left)),
+      fmt::format("{:.0f} tok/s", metrics.tokens_per_second),
+      fmt::format("{:.0f} MiB", static_cast<double>(metrics.resident_bytes) / kMiB)};
+  if (!metrics.layers.empty()) rest.push_back(fmt::format("load {:.2f}x", ImbalanceOf(metrics)));
+  rest.push_back(fmt::format("{:.0f} % of peak", 100 * metrics.share_of_peak));
+  for (const std::string& part : rest) {
+    if (line.size() + 2 + part.size() > width) break;
+    line += "  " + part;
+  }
+  return line;
 }
 
 void TrainProgress::Step(const StepMetrics& metrics) {
@@ -85,13 +94,17 @@ void TrainProgress::Step(const StepMetrics& metrics) {
   const auto now = Clock::now();
   const bool first_or_last =
       metrics.step == summary_.first_step + 1 || metrics.step == summary_.last_step;
+  if (!start_) {
+    start_ = now - std::chrono::duration_cast<Clock::duration>(
+                       std::chrono::duration<double>(metrics.seconds));
+  }
   if (first_or_last || now - shown_ >= (terminal_ ? 100ms : 5000ms)) {
     shown_ = now;
     if (terminal_) {
-      std::fputs((kClearLine + Fitted(metrics, LineOf(metrics))).c_str(), stderr);
+      std::fputs((kClearLine + Fitted(metrics)).c_str(), stderr);
       std::fflush(stderr);
     } else {
-      Note(LineOf(metrics));
+      Note(LineOf(metrics, std::string::npos));
     }
   }
   if (metrics.evaluation) {

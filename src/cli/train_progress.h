@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,12 +25,12 @@ class TrainProgress {
  private:
   using Clock = std::chrono::steady_clock;
 
-  std::string LineOf(const StepMetrics& metrics) const;
-  std::string Fitted(const StepMetrics& metrics, const std::string& line) const;
+  std::string LineOf(const StepMetrics& metrics, size_t width) const;
+  std::string Fitted(const StepMetrics& metrics) const;
 
   bool terminal_;
   RunSummary summary_;
-  Clock::time_point start_;
+  std::optional<Clock::time_point> start_;  // of the first step
   Clock::time_point shown_;
 };
 

@@ -2,6 +2,8 @@
 
 namespace terrace {
 
+void Shape::FailSize() const { Fail("shape {}: more than 2^48 elements", ToString()); }
+
 std::string Shape::ToString() const {
   std::string text = "[";
   for (int axis = 0; axis < rank_; ++axis) {

@@ -17,6 +17,7 @@ namespace terrace {
 class Shape {
  public:
   static constexpr int kMaxRank = 4;
+  static constexpr int64_t kMaxSize = int64_t{1} << 48;  // elements
 
   constexpr Shape() = default;
   constexpr Shape(std::initializer_list<int64_t> dims)
@@ -28,9 +29,12 @@ class Shape {
   constexpr int rank() const { return rank_; }
   constexpr int64_t operator[](int axis) const { return dims_[axis]; }
   constexpr int64_t& operator[](int axis) { return dims_[axis]; }
+  // Throws Error beyond kMaxSize, so that sums of bytes cannot overflow.
   constexpr int64_t size() const {
     int64_t product = 1;
-    for (int axis = 0; axis < rank_; ++axis) product *= dims_[axis];
+    for (int axis = 0; axis < rank_; ++axis) {
+      if (__builtin_mul_overflow(product, dims_[axis], &product) || product > kMaxSize) FailSize();
+    }
     return product;
   }
   constexpr bool operator==(const Shape&) const = default;
@@ -39,6 +43,8 @@ class Shape {
   std::string ToString() const;
 
  private:
+  [[noreturn]] void FailSize() const;
+
   std::array<int64_t, kMaxRank> dims_{};
   int rank_ = 0;
 };

@@ -22,17 +22,6 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kTemporarySuffix = ".tmp";
 constexpr int64_t kFormat = 1;
 
-// The step of a complete checkpoint's folder name.
-std::optional<int64_t> StepOf(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  if (!name.starts_with(kPrefix)) return {};
-  int64_t step = 0;
-  const char* end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  if (error != std::errc{} || rest != end) return {};
-  return step;
-}
-
 // Newest first.
 std::vector<std::pair<int64_t, fs::path>> CheckpointsIn(const fs::path& checkpoints) {
   std::vector<std::pair<int64_t, fs::path>> found;
@@ -78,7 +67,26 @@ void ReadTensors(const fs::path& path, std::span<const TensorView> views) {
   if (!rest.empty()) Fail("{}: tensor {} has no place in the model", path.string(), *rest.begin());
 }
 
+// The parser takes any nesting, but what walks its result calls itself for each level.
+Json ParseState(const std::string& text) {
+  constexpr int kDeepest = 4;
+  return Json::parse(text, [](int depth, Json::parse_event_t, Json&) {
+    if (depth > kDeepest) throw Json::other_error::create(500, "too deep", nullptr);
+    return true;
+  });
+}
+
 }  // namespace
+
+std::optional<int64_t> StepOf(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  if (!name.starts_with(kPrefix)) return {};
+  int64_t step = 0;
+  const char* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc{} || rest != end) return {};
+  return step;
+}
 
 std::filesystem::path SaveCheckpoint(const fs::path& checkpoints, int64_t keep,
                                      std::string_view config_toml, const RunState& state,
@@ -129,7 +137,7 @@ RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& op
   const fs::path path = checkpoint / "state.json";
   RunState state;
   try {
-    const Json json = Json::parse(ReadFile(path));
+    const Json json = ParseState(ReadFile(path));
     if (json.at("checksum").get<std::string>() != ChecksumOfState(json)) {
       Fail("{}: is damaged (its checksum differs)", path.string());
     }

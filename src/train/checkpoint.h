@@ -26,6 +26,8 @@ std::filesystem::path SaveCheckpoint(const std::filesystem::path& checkpoints, i
                                      std::string_view config_toml, const RunState& state,
                                      const Model& model, const Optimizer& optimizer);
 
+// The step that a complete checkpoint's folder is named after; empty for another name.
+std::optional<int64_t> StepOf(const std::filesystem::path& folder);
 // The newest one in the folder; empty without any.
 std::optional<std::filesystem::path> LatestCheckpoint(const std::filesystem::path& checkpoints);
 

@@ -94,7 +94,7 @@ std::vector<Field> FieldsOf(RunConfig& config) {
       {"training.steps", &training.steps, "optimizer steps", 1, 1e12},
       {"training.micro_batch", &training.micro_batch, "sequences at once", 1, 1e9},
       {"training.sequence_length", &training.sequence_length, "tokens per sequence", 1, INT32_MAX},
-      {"training.micro_batches", &training.micro_batches, "accumulated per step", 1, 1e9},
+      {"training.micro_batches", &training.micro_batches, "accumulated per step", 1, 10'000},
       {"training.seed", &training.seed, "of weights, batches, noise and rounding", 0, 9e18},
       {"training.precision", Choice(model.weight_dtype, kPrecisionNames),
        "of weights: f32 or bf16"},
@@ -154,7 +154,7 @@ RunConfig LoadConfig(const std::filesystem::path& path,
     if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
     CheckConfig(config);
   } catch (const Error& error) {
-    Fail("{}: {}", path.string(), error.what());
+    Fail("{}{}: {}", path.string(), assignments.empty() ? "" : " with --set", error.what());
   }
   return config;
 }

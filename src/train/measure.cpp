@@ -8,6 +8,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/arena.h"
+#include "core/error.h"
 
 namespace terrace {
 namespace {
@@ -52,6 +53,37 @@ ResidentMemory ReadResidentMemory() {
     if (word == "VmHWM:" && status >> kibibytes) memory.peak_bytes = kibibytes * 1024;
   }
   return memory;
+}
+
+int64_t AvailableMemoryBytes() {
+  int64_t available = 0;
+  std::ifstream machine("/proc/meminfo");
+  for (std::string word; machine >> word;) {
+    int64_t kibibytes = 0;
+    if ((word == "MemAvailable:" || word == "SwapFree:") && machine >> kibibytes) {
+      available += kibibytes * 1024;
+    }
+  }
+  if (available == 0) available = std::numeric_limits<int64_t>::max();
+  int64_t limit = 0, used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
+      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    std::ifstream statistics("/sys/fs/cgroup/memory.stat");
+    for (std::string word; statistics >> word;) {
+      int64_t bytes = 0;  // cached files, which give way
+      if (word == "inactive_file" && statistics >> bytes) used -= bytes;
+    }
+    available = std::min(available, std::max<int64_t>(0, limit - used));
+  }
+  return available;
+}
+
+void RequireMemory(int64_t bytes) {
+  constexpr double kGiB = 1 << 30;
+  const int64_t available = AvailableMemoryBytes();
+  if (bytes <= available) return;
+  Fail("memory: {:.2f} GiB are needed and {:.2f} GiB are free", static_cast<double>(bytes) / kGiB,
+       static_cast<double>(available) / kGiB);
 }
 
 }  // namespace terrace

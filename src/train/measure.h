@@ -18,4 +18,11 @@ struct ResidentMemory {
 };
 ResidentMemory ReadResidentMemory();
 
+// What the machine, or the control group of the process, could still give; INT64_MAX where neither
+// tells.
+int64_t AvailableMemoryBytes();
+// Throws Error when that is less than `bytes`: a machine that runs out of memory ends processes
+// without a word.
+void RequireMemory(int64_t bytes);
+
 }  // namespace terrace

@@ -15,12 +15,14 @@ namespace {
 // Keeps the order in which keys are added.
 using Json = nlohmann::ordered_json;
 
-// The bytes of the complete lines of steps up to `last_step`.
+// The bytes up to the end of the last line of a step up to `last_step`: a damaged line in between
+// costs no history.
 size_t KeptBytes(std::string_view text, int64_t last_step) {
   size_t kept = 0;
-  for (size_t end; (end = text.find('\n', kept)) != std::string_view::npos; kept = end + 1) {
-    const Json line = Json::parse(text.substr(kept, end - kept), nullptr, false);
-    if (!line.is_object() || !line.contains("step") || line["step"] > last_step) break;
+  size_t begin = 0;
+  for (size_t end; (end = text.find('\n', begin)) != std::string_view::npos; begin = end + 1) {
+    const Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
+    if (line.is_object() && line.contains("step") && line["step"] <= last_step) kept = end + 1;
   }
   return kept;
 }

@@ -4,6 +4,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "core/arena.h"
 #include "model/model.h"
+#include "train/measure.h"
 
 namespace terrace {
 
@@ -18,6 +19,7 @@ void UsePlannedModel(const ModelConfig& config, const Use& use) {
     return arena.ledger().total_peak_bytes;
   };
   const int64_t peak_bytes = run(Arena::Dry());
+  RequireMemory(peak_bytes);
   run(Arena(peak_bytes));
 }
 

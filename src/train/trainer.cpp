@@ -119,18 +119,41 @@ StepMetrics MetricsOf(const RunConfig& config, const RunSummary& summary, const 
   return metrics;
 }
 
+// Nothing but what a start that was killed leaves, before there was a run.
+bool HoldsNothing(const RunFolder& run) {
+  if (!fs::is_directory(run.path)) return !fs::exists(run.path);
+  for (const auto& entry : fs::directory_iterator(run.path)) {
+    const fs::path path = entry.path();
+    const bool leftover = path == run.tokenizer() || path == run.config().string() + ".tmp" ||
+                          path == run.tokenizer().string() + ".tmp" ||
+                          (path == run.checkpoints() && fs::is_empty(path));
+    if (!leftover) return false;
+  }
+  return true;
+}
+
 // Refuses what would overwrite or continue the wrong run.
 void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
-  if (!resume && run.HoldsRun()) {
-    Fail("{}: holds a run already (--resume continues it)", run.path.string());
+  if (!resume) {
+    if (run.HoldsRun()) {
+      Fail("{}: holds a run already (--resume continues it)", run.path.string());
+    }
+    if (!HoldsNothing(run)) Fail("{}: exists and is not an empty folder", run.path.string());
+    return;
   }
-  if (!resume && fs::exists(run.path) && !(fs::is_directory(run.path) && fs::is_empty(run.path))) {
-    Fail("{}: exists and is not an empty folder", run.path.string());
-  }
-  if (resume) {
-    if (!run.HoldsRun()) Fail("{}: holds no run to resume", run.path.string());
-    CheckSameRun(LoadConfig(run.config(), {}), config);
-  }
+  if (!run.HoldsRun()) Fail("{}: holds no run to resume", run.path.string());
+  // A checkpoint's own configuration is the one that it was trained under.
+  const std::optional<fs::path> latest = LatestCheckpoint(run.checkpoints());
+  CheckSameRun(LoadConfig(latest ? *latest / "config.toml" : run.config(), {}), config);
+}
+
+// Reads all that evaluations are going to read: a fault in it should not wait for the first one.
+void CheckEvaluationData(const Dataset& dataset, const EvaluationShape& shape) {
+  const EvaluationBatches batches(dataset, shape.sequences, shape.length,
+                                  shape.max_batches * shape.sequences);
+  std::vector<int32_t> inputs(static_cast<size_t>(shape.sequences * shape.length));
+  std::vector<int32_t> targets(inputs.size());
+  for (int64_t i = 0; i < batches.batches(); ++i) batches.Read(i, inputs, targets);
 }
 
 void CreateFolder(const RunFolder& run, const std::string& config_toml,
@@ -138,9 +161,14 @@ void CreateFolder(const RunFolder& run, const std::string& config_toml,
   std::error_code error;
   fs::create_directories(run.checkpoints(), error);
   if (error) Fail("{}: cannot create: {}", run.path.string(), error.message());
-  if (!lock) lock.emplace(run.path);
-  WriteFileAtomically(run.config(), config_toml);
+  if (!lock) {
+    lock.emplace(run.path);
+    // Another process may have begun, and even ended, a run since the check.
+    if (run.HoldsRun()) Fail("{}: holds a run already", run.path.string());
+  }
   if (tokenizer) WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
+  // Last: with it the folder holds a run.
+  WriteFileAtomically(run.config(), config_toml);
 }
 
 }  // namespace
@@ -163,6 +191,10 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
   std::optional<FolderLock> lock;
   if (resume) lock.emplace(run.path);
   const std::optional<Tokenizer> tokenizer = TokenizerOf(config);
+  if (!fs::exists(config.data.folder)) {
+    Fail("data.folder = {}: there is no such folder; `terrace data prepare` makes one",
+         config.data.folder);
+  }
   const Corpus corpus(config);
   RunConfig resolved = config;
   const std::string config_toml = ToToml(FieldsOf(resolved));
@@ -170,25 +202,28 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
   RunSummary summary;
   summary.size = SizeOf(config.model);
   summary.plan = PlanTraining(config);
+  RequireMemory(summary.plan.total_peak_bytes);
+  if (corpus.val) CheckEvaluationData(*corpus.val, EvaluationShapeOf(config));
   summary.peak_flops = MeasureProductFlops(config.model.weight_dtype);
   summary.train_tokens = corpus.train.size();
   summary.val_tokens = corpus.val ? corpus.val->size() : 0;
+  const std::optional<fs::path> latest =
+      resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
+  summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
+  if (!resume) CreateFolder(run, config_toml, tokenizer, lock);
+  if (callbacks.begin) callbacks.begin(summary);
 
   Machine machine(config, Arena(summary.plan.total_peak_bytes));
   RunState state;
-  const std::optional<fs::path> latest =
-      resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   if (latest) {
     LoadModel(*latest, machine.model);
     state = LoadState(*latest, machine.model, machine.optimizer);
   } else {
     machine.model.Initialize(static_cast<uint64_t>(training.seed));
   }
-  summary.first_step = state.step;
-  CreateFolder(run, config_toml, tokenizer, lock);
+  if (resume) CreateFolder(run, config_toml, tokenizer, lock);
   MetricsFile metrics_file(run.metrics(), state.step);
-  if (callbacks.begin) callbacks.begin(summary);
 
   CollapseWatch collapse(config.model.router.top_k);
   TrainResult result;

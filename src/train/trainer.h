@@ -25,6 +25,7 @@ struct RunSummary {
 };
 
 struct TrainCallbacks {
+  // Before memory is taken and filled, which takes a while for a large model.
   std::function<void(const RunSummary&)> begin;
   std::function<void(const StepMetrics&)> step;
   std::function<void(std::string_view)> warning;

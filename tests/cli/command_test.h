@@ -36,6 +36,15 @@ class CommandTest : public ::testing::Test {
     EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
     return result.errors;
   }
+  // The same for a fault that shows after the run has said what it is going to do: the last line.
+  std::string LateErrorOf(const std::vector<std::string>& arguments) const {
+    const ProgramResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 1) << result.signal;
+    EXPECT_EQ(result.output, "");
+    const size_t last = result.errors.rfind('\n', result.errors.size() - 2) + 1;
+    EXPECT_THAT(result.errors.substr(last), ::testing::StartsWith("terrace: "));
+    return result.errors.substr(last);
+  }
 
   TemporaryFolder folder_;
 };

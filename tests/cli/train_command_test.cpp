@@ -170,6 +170,9 @@ TEST_F(TrainCommandTest, InterruptsSaveAndExitWithZero) {
     ASSERT_TRUE(WaitFor(folder_ / name / "metrics.jsonl"));
     EXPECT_THAT(ErrorOf({"train", "--resume", "-o", name}),
                 HasSubstr(name + ": another process is training in it"));
+    // Twice, as wrappers do that signal a process and then its group.
+    program.Send(signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     program.Send(signal);
     const ProgramResult result = program.Wait();
     EXPECT_EQ(result.exit_code, 0) << result.errors;
@@ -209,11 +212,66 @@ TEST_F(TrainCommandTest, ADamagedCheckpointIsNamed) {
   std::ofstream(model, std::ios::binary) << bytes;
   EXPECT_THAT(ErrorOf({"eval", "run"}), HasSubstr("is damaged"));
   EXPECT_THAT(ErrorOf({"generate", "run", "--prompt", "x"}), HasSubstr("is damaged"));
-  EXPECT_THAT(ErrorOf({"train", "-o", "run", "--resume", "--set", "training.steps=30"}),
+  EXPECT_THAT(LateErrorOf({"train", "-o", "run", "--resume", "--set", "training.steps=30"}),
               HasSubstr("step-20/model.safetensors: tensor "));
   // The checkpoint before it serves.
   fs::remove_all(folder_ / "run/checkpoints/step-20");
   EXPECT_EQ(Run({"train", "-o", "run", "--resume"}).exit_code, 0);
+}
+
+TEST_F(TrainCommandTest, WhatDoesNotFitInMemoryIsRefused) {
+  for (const char* setting : {"model.vocab_size=2147483647", "model.ffn_width=2147483647",
+                              "training.micro_batch=1000000000"}) {
+    EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--set", setting}), HasSubstr("memory: "))
+        << setting;
+  }
+  EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--set", "model.vocab_size=2147483647",
+                       "--set", "model.width=2147483520"}),
+              HasSubstr("more than 2^48 elements"));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
+}
+
+// A kill between making the folder and writing the configuration.
+TEST_F(TrainCommandTest, AStartThatWasKilledCanBeRepeated) {
+  fs::create_directories(folder_ / "run/checkpoints");
+  std::ofstream(folder_ / "run/config.toml.tmp") << "half";
+  EXPECT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
+  std::ofstream(folder_ / "mine") << "x";
+  EXPECT_THAT(ErrorOf({"train", Config(), "-o", "."}), HasSubstr("not an empty folder"));
+}
+
+TEST_F(TrainCommandTest, FaultyValidationDataIsRefusedAtTheStart) {
+  fs::copy(*shared_ / "corpus", folder_ / "corpus", fs::copy_options::recursive);
+  std::string shard = ReadFile(folder_ / "corpus/val-00000.bin");
+  shard[shard.size() - 40] = static_cast<char>(0xff);
+  shard[shard.size() - 39] = static_cast<char>(0xff);
+  std::ofstream(folder_ / "corpus/val-00000.bin", std::ios::binary) << shard;
+  EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--set", "data.folder=corpus", "--set",
+                       "training.eval_batches=1000"}),
+              HasSubstr("val-00000.bin"));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+TEST_F(TrainCommandTest, DamageBesideTheTensorsIsNamedOrKept) {
+  ASSERT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
+  std::string metrics = ReadFile(folder_ / "run/metrics.jsonl");
+  metrics.replace(metrics.find("\"step\":5,"), 6, "\"stop\"");
+  std::ofstream(folder_ / "run/metrics.jsonl") << metrics;
+  EXPECT_EQ(Run({"train", "-o", "run", "--resume", "--set", "training.steps=21"}).exit_code, 0);
+  EXPECT_THAT(ReadFile(folder_ / "run/metrics.jsonl"), StartsWith(metrics));
+
+  const fs::path state = folder_ / "run/checkpoints/step-21/state.json";
+  const std::string text = ReadFile(state);
+  std::ofstream(state) << text.substr(0, text.rfind('}'))
+                       << ", \"z\": " << std::string(1'000'000, '[') << std::string(1'000'000, ']')
+                       << "}";
+  EXPECT_THAT(LateErrorOf({"train", "-o", "run", "--resume", "--set", "training.steps=30"}),
+              HasSubstr("state.json: is damaged"));
+  // The run's configuration says one thing, the checkpoint's another.
+  std::string config = ReadFile(folder_ / "run/config.toml");
+  config.replace(config.find("seed = "), 8, "seed = 9");
+  std::ofstream(folder_ / "run/config.toml") << config;
+  EXPECT_THAT(ErrorOf({"train", "-o", "run", "--resume"}), HasSubstr("training.seed"));
 }
 
 TEST_F(TrainCommandTest, AFolderThatCannotBeMadeIsNamed) {

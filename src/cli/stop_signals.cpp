@@ -1,0 +1,51 @@
+#include "cli/stop_signals.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+
+namespace terrace {
+namespace {
+
+sigset_t StopSet() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+}  // namespace
+
+StopSignals::StopSignals(std::string_view notice) {
+  const sigset_t set = StopSet();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  thread_ = std::jthread([this, set, notice](const std::stop_token& ended) {
+    using Clock = std::chrono::steady_clock;
+    constexpr timespec kPatience{.tv_sec = 0, .tv_nsec = 100'000'000};
+    Clock::time_point first;
+    while (!ended.stop_requested()) {
+      const int signal = sigtimedwait(&set, nullptr, &kPatience);
+      if (signal <= 0) continue;
+      if (signal_ == 0) {
+        first = Clock::now();
+        signal_ = signal;
+        std::fwrite(notice.data(), 1, notice.size(), stderr);
+      } else if (Clock::now() - first >= std::chrono::seconds(1)) {
+        _exit(128 + signal);
+      }
+    }
+  });
+}
+
+StopSignals::~StopSignals() {
+  thread_.request_stop();
+  thread_.join();
+  const sigset_t set = StopSet();
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+}  // namespace terrace

@@ -1,0 +1,33 @@
+// SIGINT and SIGTERM as a wish to end in good order.
+#pragma once
+
+#include <atomic>
+#include <string_view>
+#include <thread>
+
+namespace terrace {
+
+// While it lives, SIGINT and SIGTERM are taken by a thread of its own instead of by handlers:
+// oneDNN's generated code uses the stack pointer as an ordinary register, and the kernel would
+// write a handler's frame wherever that points. The first signal asks for an orderly end; another
+// one, a second or more later, ends the process at once (wrappers often deliver a signal twice).
+//
+// Make it before any other thread is made: threads inherit what is blocked.
+class StopSignals {
+ public:
+  // The first signal is answered with `notice` on standard error (a literal; empty for none).
+  explicit StopSignals(std::string_view notice = {});
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  bool requested() const { return signal() != 0; }
+  // The first signal; 0 while there was none.
+  int signal() const { return signal_.load(); }
+
+ private:
+  std::atomic<int> signal_ = 0;
+  std::jthread thread_;
+};
+
+}  // namespace terrace
