@@ -10,6 +10,8 @@
 #include "cli/corpus_flags.h"
 #include "cli/progress_line.h"
 #include "cli/streams.h"
+#include "cli/threads.h"
+#include "cli/whole_number.h"
 #include "core/error.h"
 #include "data/dataset.h"
 #include "data/prepare.h"
@@ -31,6 +33,7 @@ std::string LineOf(Split split, const SplitSummary& summary) {
 }
 
 void Prepare(const PrepareFlags& flags) {
+  UseThreads(0);
   const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
   CorpusSummary summary;
   {
@@ -93,6 +96,7 @@ void AddPrepare(CLI::App& parent) {
   command
       ->add_option("--piece-bytes", options.piece_bytes,
                    "Longer documents are cut before that choice, at line ends")
+      ->transform(WholeNumber<int64_t>(1))
       ->type_name("N")
       ->capture_default_str();
   AddCorpusFlags(*command, options.corpus);

@@ -8,6 +8,8 @@
 #include "cli/corpus_flags.h"
 #include "cli/progress_line.h"
 #include "cli/streams.h"
+#include "cli/threads.h"
+#include "cli/whole_number.h"
 #include "core/error.h"
 #include "data/prepare.h"
 #include "data/quoted.h"
@@ -30,6 +32,7 @@ struct CodeFlags {
 };
 
 void Train(const TrainFlags& flags) {
+  UseThreads(0);
   if (flags.output != "-") RequireAbsent(flags.output);
   ProgressLine line;
   const Tokenizer tokenizer = TrainTokenizer(flags.corpus, flags.vocab_size, line.callback());
@@ -80,6 +83,7 @@ void AddTrain(CLI::App& parent) {
   CLI::App* command = parent.add_subcommand(
       "train", "Learn a byte-level BPE vocabulary and save it as a tokenizer.json");
   command->add_option("--vocab-size", flags->vocab_size, "Tokens, including <|endoftext|>")
+      ->transform(WholeNumber<int64_t>(1))
       ->type_name("N")
       ->capture_default_str();
   command->add_option("-o,--output", flags->output, "The tokenizer.json to write")

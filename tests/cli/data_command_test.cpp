@@ -91,6 +91,32 @@ TEST_F(DataCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_EQ(Contents(), before);
 }
 
+TEST_F(DataCommandTest, TooManyThreadsAreRefused) {
+  WriteBook();
+  const auto before = Contents();
+  const std::vector<std::string> environment = {"OMP_NUM_THREADS=100000"};
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"tokenizer", "train", "-o", "new", "book.txt"},
+        {"data", "prepare", "-o", "new", "book.txt"}}) {
+    EXPECT_THAT(ErrorOf(arguments, environment), HasSubstr("OMP_NUM_THREADS = 100000"));
+  }
+  EXPECT_EQ(Contents(), before);
+}
+
+TEST_F(DataCommandTest, NumbersOutOfRangeAreRefused) {
+  WriteBook();
+  for (const std::string number :
+       {"-1", "0", "99999999999999999999", "1e3", "0x10", "12 ", "9223372036854775808"}) {
+    EXPECT_THAT(ErrorOf({"data", "prepare", "-o", "new", "book.txt", "--piece-bytes", number}),
+                HasSubstr("--piece-bytes: " + number +
+                          " is not a whole number within 1 .. 9223372036854775807"));
+    EXPECT_THAT(ErrorOf({"tokenizer", "train", "-o", "new", "book.txt", "--vocab-size", number}),
+                HasSubstr("--vocab-size: " + number + " is not"));
+  }
+  EXPECT_EQ(Run({"data", "prepare", "-o", "new", "book.txt", "--piece-bytes", "0256"}).exit_code, 0)
+      << "not octal";
+}
+
 TEST_F(DataCommandTest, AFullDiskLeavesNothing) {
   WriteBook();
   const auto before = Contents();

@@ -107,6 +107,23 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"eval", "."}), HasSubstr("holds no checkpoint"));
   EXPECT_THAT(ErrorOf({"generate", ".", "--temperature", "-1"}), HasSubstr("temperature = -1"));
   EXPECT_THAT(ErrorOf({"generate", "."}), HasSubstr("holds no checkpoint"));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--seed", "-1"}),
+              HasSubstr("--seed: -1 is not a whole number within 0 .. 18446744073709551615"));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--seed", "18446744073709551616"}), HasSubstr("--seed: "));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--seed", "18446744073709551615"}),
+              HasSubstr("holds no checkpoint"));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--max-tokens", "9223372036854775808"}),
+              HasSubstr("--max-tokens: "));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--top-k", "-1"}), HasSubstr("--top-k: -1"));
+  EXPECT_THAT(ErrorOf({"eval", ".", "--batches", "-1"}), HasSubstr("--batches: -1"));
+  for (const std::string command : {"eval", "generate"}) {
+    for (const std::string threads : {"100000", "4097", "-1"}) {
+      EXPECT_THAT(ErrorOf({command, ".", "--threads", threads}),
+                  HasSubstr("--threads: " + threads + " is not a whole number within 0 .. 4096"));
+    }
+    EXPECT_THAT(ErrorOf({command, "."}, {"OMP_NUM_THREADS=100000"}),
+                HasSubstr("OMP_NUM_THREADS = 100000 is above 4096"));
+  }
   EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 
