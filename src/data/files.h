@@ -70,7 +70,8 @@ class OutputFolder {
 // Throws Error when `path` exists: for a check before long work.
 void RequireAbsent(const std::filesystem::path& path);
 
-// Writes a new file through a temporary name, synced and renamed. Throws Error when it exists.
+// Writes a new file under an unused temporary name beside it, syncs and renames it. Throws Error
+// when `path` exists, and leaves nothing where it fails.
 void WriteNewFile(const std::filesystem::path& path, std::string_view bytes);
 
 }  // namespace terrace

@@ -117,6 +117,15 @@ TEST_F(DataCommandTest, NumbersOutOfRangeAreRefused) {
       << "not octal";
 }
 
+TEST_F(DataCommandTest, AUsersTemporaryFilesStay) {
+  WriteBook();
+  Write("new.json.tmp", "mine");
+  ASSERT_EQ(Run({"tokenizer", "train", "-o", "new.json", "book.txt"}).exit_code, 0);
+  const auto contents = Contents();
+  EXPECT_EQ(contents.size(), 3u);
+  EXPECT_EQ(contents.at(folder_ / "new.json.tmp"), "mine");
+}
+
 TEST_F(DataCommandTest, AFullDiskLeavesNothing) {
   WriteBook();
   const auto before = Contents();

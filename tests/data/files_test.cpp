@@ -41,6 +41,21 @@ TEST(WriteNewFile, RefusesToOverwrite) {
   EXPECT_EQ(EntriesOf(folder.path()), 1u);
 }
 
+TEST(WriteNewFile, TouchesNoOtherFileAndLeavesNone) {
+  const TemporaryFolder folder;
+  WriteNewFile(folder / "a.tmp", "mine");
+  WriteNewFile(folder / "a", "x");
+  EXPECT_EQ(MappedFile(folder / "a.tmp").bytes(), "mine");
+  {
+    const FileSizeLimit limit(4096);
+    EXPECT_THROW(WriteNewFile(folder / "b", std::string(4097, 'x')), Error);
+  }
+  EXPECT_EQ(EntriesOf(folder.path()), 2u);
+  OutputFile plain(folder / "plain");
+  EXPECT_EQ(std::filesystem::status(folder / "a").permissions(),
+            std::filesystem::status(folder / "plain").permissions());
+}
+
 TEST(OutputFile, SaysThatTheDiskIsFull) {
   const TemporaryFolder folder;
   const FileSizeLimit limit(4096);
