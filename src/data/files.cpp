@@ -84,12 +84,12 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   struct stat status;
   if (file.value() < 0 || fstat(file.value(), &status) != 0) FailWithCause("open", path_);
   if (S_ISDIR(status.st_mode)) Fail("cannot read {}: it is a folder", path_.string());
-  if (!S_ISREG(status.st_mode)) {
+  // The system's own files (/proc) say 0 and have bytes all the same.
+  if (!S_ISREG(status.st_mode) || status.st_size == 0) {
     buffer_ = ReadAll(file.value(), path_);
     bytes_ = buffer_;
     return;
   }
-  if (status.st_size == 0) return;
   const size_t size = static_cast<size_t>(status.st_size);
   void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value(), 0);
   if (address == MAP_FAILED) FailWithCause("map", path_);

@@ -9,7 +9,8 @@
 
 namespace terrace {
 
-// The bytes of a file, mapped read-only (pipes and devices are read into memory instead).
+// The bytes of a file, mapped read-only (pipes, devices and the files of /proc are read into memory
+// instead).
 // The file must not shrink while it is mapped.
 class MappedFile {
  public:

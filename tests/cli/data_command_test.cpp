@@ -126,6 +126,12 @@ TEST_F(DataCommandTest, AUsersTemporaryFilesStay) {
   EXPECT_EQ(contents.at(folder_ / "new.json.tmp"), "mine");
 }
 
+TEST_F(DataCommandTest, FilesWithoutASizeAreRead) {
+  const ProgramResult result =
+      Run({"tokenizer", "train", "--vocab-size", "260", "-o", "-", "/proc/self/status"});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+}
+
 TEST_F(DataCommandTest, AFullDiskLeavesNothing) {
   WriteBook();
   const auto before = Contents();
