@@ -8,7 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/corpus_flags.h"
-#include "cli/progress_line.h"
+#include "cli/interruptible.h"
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/whole_number.h"
@@ -34,12 +34,10 @@ std::string LineOf(Split split, const SplitSummary& summary) {
 
 void Prepare(const PrepareFlags& flags) {
   UseThreads(0);
-  const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
   CorpusSummary summary;
-  {
-    ProgressLine line;
-    summary = PrepareCorpus(flags.options, tokenizer, line.callback());
-  }
+  RunInterruptibly([&](const ProgressCallback& progress) {
+    summary = PrepareCorpus(flags.options, LoadTokenizer(flags.tokenizer), progress);
+  });
   WriteOutput("-", fmt::format("{}: {} documents of {} files, vocabulary {}\n",
                                flags.options.output.string(), summary.documents, summary.files,
                                summary.vocab_size) +

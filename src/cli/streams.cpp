@@ -20,4 +20,6 @@ void WriteOutput(const std::string& name, std::string_view bytes) {
   }
 }
 
+void WriteNote(const std::string& text) { std::fputs((text + "\n").c_str(), stderr); }
+
 }  // namespace terrace

@@ -16,4 +16,7 @@ MappedFile OpenInput(const std::string& name);
 // too (a full disk behind it, say).
 void WriteOutput(const std::string& name, std::string_view bytes);
 
+// A line on standard error.
+void WriteNote(const std::string& text);
+
 }  // namespace terrace

@@ -6,7 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/corpus_flags.h"
-#include "cli/progress_line.h"
+#include "cli/interruptible.h"
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/whole_number.h"
@@ -33,13 +33,15 @@ struct CodeFlags {
 
 void Train(const TrainFlags& flags) {
   UseThreads(0);
-  if (flags.output != "-") RequireAbsent(flags.output);
-  ProgressLine line;
-  const Tokenizer tokenizer = TrainTokenizer(flags.corpus, flags.vocab_size, line.callback());
-  WriteOutput(flags.output, ToTokenizerJson(tokenizer));
-  if (tokenizer.vocab_size() < flags.vocab_size) {
-    line.Note(fmt::format("the text has pairs for a vocabulary of {} only, not {}",
-                          tokenizer.vocab_size(), flags.vocab_size));
+  int64_t vocab_size = 0;
+  RunInterruptibly([&](const ProgressCallback& progress) {
+    const Tokenizer tokenizer = TrainTokenizer(flags.corpus, flags.vocab_size, progress);
+    WriteOutput(flags.output, ToTokenizerJson(tokenizer));
+    vocab_size = tokenizer.vocab_size();
+  });
+  if (vocab_size < flags.vocab_size) {
+    WriteNote(fmt::format("the text has pairs for a vocabulary of {} only, not {}", vocab_size,
+                          flags.vocab_size));
   }
 }
 

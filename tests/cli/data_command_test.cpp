@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <thread>
 
 #include "cli/command_test.h"
 #include "core/atomic_file.h"
@@ -130,6 +133,36 @@ TEST_F(DataCommandTest, FilesWithoutASizeAreRead) {
   const ProgramResult result =
       Run({"tokenizer", "train", "--vocab-size", "260", "-o", "-", "/proc/self/status"});
   EXPECT_EQ(result.exit_code, 0) << result.errors;
+}
+
+TEST_F(DataCommandTest, AnInterruptLeavesNothing) {
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  WriteBook();
+  const auto before = Contents();
+  for (const int signal : {SIGINT, SIGTERM}) {
+    for (const std::vector<std::string>& arguments :
+         {std::vector<std::string>{"tokenizer", "train", "-o", "new", "pipe"},
+          {"data", "prepare", "-o", "new", "--piece-bytes", "256", "book.txt", "pipe"}}) {
+      ProgramResult result;
+      result.exit_code = 0;
+      // The signal has to be taken before the pipe ends; where that took longer, again.
+      for (int pause_ms = 50; pause_ms < 10'000 && result.exit_code == 0; pause_ms *= 2) {
+        fs::remove_all(folder_ / "new");
+        Program program(Arguments(arguments), Options());
+        std::ofstream writer(pipe);  // waits until the program reads
+        writer << "a few words, a few words" << std::flush;
+        program.Send(signal);
+        std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+        writer.close();
+        result = program.Wait();
+      }
+      EXPECT_EQ(result.exit_code, 128 + signal) << result.signal;
+      EXPECT_EQ(result.output, "");
+      EXPECT_EQ(result.errors, "");
+      EXPECT_EQ(Contents(), before);
+    }
+  }
 }
 
 TEST_F(DataCommandTest, AFullDiskLeavesNothing) {
