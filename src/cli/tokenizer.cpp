@@ -32,6 +32,7 @@ struct CodeFlags {
 };
 
 void Train(const TrainFlags& flags) {
+  RequireNewOutput(flags.output);
   UseThreads(0);
   int64_t vocab_size = 0;
   RunInterruptibly([&](const ProgressCallback& progress) {

@@ -190,4 +190,16 @@ void WriteNewFile(const std::filesystem::path& path, std::string_view bytes) {
   SyncFolder(ParentOf(path));
 }
 
+bool IsStream(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  return std::filesystem::is_character_file(status) || std::filesystem::is_fifo(status);
+}
+
+void WriteToStream(const std::filesystem::path& path, std::string_view bytes) {
+  const Descriptor stream(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (stream.value() < 0) FailWithCause("open", path);
+  WriteAll(stream.value(), path, bytes);
+}
+
 }  // namespace terrace

@@ -75,4 +75,10 @@ void RequireAbsent(const std::filesystem::path& path);
 // when `path` exists, and leaves nothing where it fails.
 void WriteNewFile(const std::filesystem::path& path, std::string_view bytes);
 
+// Whether `path` is a pipe or a character device, such as /dev/null.
+bool IsStream(const std::filesystem::path& path);
+
+// Writes to what IsStream. Throws Error naming the path and the cause.
+void WriteToStream(const std::filesystem::path& path, std::string_view bytes);
+
 }  // namespace terrace

@@ -1,6 +1,9 @@
 // terrace tokenizer and data as a user runs them.
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -127,6 +130,25 @@ TEST_F(DataCommandTest, AUsersTemporaryFilesStay) {
   const auto contents = Contents();
   EXPECT_EQ(contents.size(), 3u);
   EXPECT_EQ(contents.at(folder_ / "new.json.tmp"), "mine");
+}
+
+TEST_F(DataCommandTest, DevicesAndPipesAreWrittenTo) {
+  WriteBook();
+  EXPECT_EQ(Run({"tokenizer", "encode", "-t", "bytes", "book.txt", "-o", "/dev/null"}).exit_code,
+            0);
+  EXPECT_EQ(Run({"tokenizer", "train", "book.txt", "-o", "/dev/null"}).exit_code, 0);
+  EXPECT_THAT(ErrorOf({"tokenizer", "encode", "-t", "bytes", "book.txt", "-o", "/dev/full"}),
+              HasSubstr("cannot write /dev/full"));
+
+  Write("short", "ab");
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  EXPECT_EQ(Run({"tokenizer", "encode", "-t", "bytes", "short", "-o", "pipe"}).exit_code, 0);
+  char read_back[16] = {};
+  EXPECT_EQ(read(reader, read_back, sizeof(read_back)), 6);
+  EXPECT_STREQ(read_back, "97 98\n");
+  close(reader);
 }
 
 TEST_F(DataCommandTest, FilesWithoutASizeAreRead) {
