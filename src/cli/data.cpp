@@ -44,7 +44,8 @@ void Prepare(const PrepareFlags& flags) {
                        LineOf(Split::kTrain, summary.train) + LineOf(Split::kVal, summary.val));
 }
 
-void CheckFile(const TokenFile& file) {
+// Verifies a file and describes it.
+std::string CheckFile(const TokenFile& file) {
   file.VerifyChecksum();
   const int64_t limit = file.vocab_size() > 0 ? file.vocab_size() : INT32_MAX;
   int32_t largest = 0;
@@ -54,22 +55,25 @@ void CheckFile(const TokenFile& file) {
     file.Read(first, limit, block);
     largest = std::max(largest, *std::ranges::max_element(block));
   }
-  WriteOutput(
-      "-",
-      fmt::format("{}: {} tokens, largest id {}{}\n", file.path().string(), file.size(), largest,
-                  file.vocab_size() > 0 ? fmt::format(", vocabulary {}", file.vocab_size()) : ""));
+  return fmt::format(
+      "{}: {} tokens, largest id {}{}\n", file.path().string(), file.size(), largest,
+      file.vocab_size() > 0 ? fmt::format(", vocabulary {}", file.vocab_size()) : "");
 }
 
 void Check(const std::filesystem::path& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return CheckFile(TokenFile(path));
+  if (!std::filesystem::is_directory(path, ignored)) {
+    return WriteOutput("-", CheckFile(TokenFile(path)));
+  }
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     if (entry.path().extension() == ".bin") files.push_back(entry.path());
   }
   if (files.empty()) Fail("{} has no token files (*.bin)", path.string());
   std::ranges::sort(files);
-  for (const auto& file : files) CheckFile(TokenFile(file));
+  std::string text;
+  for (const auto& file : files) text += CheckFile(TokenFile(file));
+  WriteOutput("-", text);
 }
 
 void AddPrepare(CLI::App& parent) {

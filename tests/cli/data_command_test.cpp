@@ -132,6 +132,16 @@ TEST_F(DataCommandTest, AUsersTemporaryFilesStay) {
   EXPECT_EQ(contents.at(folder_ / "new.json.tmp"), "mine");
 }
 
+TEST_F(DataCommandTest, ACheckPrintsOnlyWhenAllFilesAreGood) {
+  WriteBook();
+  ASSERT_EQ(Run({"data", "prepare", "-o", "shards", "--piece-bytes", "256", "book.txt"}).exit_code,
+            0);
+  std::string bytes = ReadFile(folder_ / "shards/val-00000.bin");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  Write("shards/val-00000.bin", bytes);
+  EXPECT_THAT(ErrorOf({"data", "check", "shards"}), HasSubstr("val-00000.bin"));
+}
+
 TEST_F(DataCommandTest, DevicesAndPipesAreWrittenTo) {
   WriteBook();
   EXPECT_EQ(Run({"tokenizer", "encode", "-t", "bytes", "book.txt", "-o", "/dev/null"}).exit_code,
