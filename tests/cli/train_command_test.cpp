@@ -66,6 +66,9 @@ TEST_F(TrainCommandTest, TrainsEvaluatesAndGenerates) {
   EXPECT_THAT(first.output, StartsWith("the old"));
   EXPECT_GT(first.output.size(), std::string("the old\n").size());
   EXPECT_EQ(first.output, second.output);
+
+  // More batches than there are.
+  EXPECT_EQ(Run({"eval", "run", "--batches", "9223372036854775807"}).output, evaluated.output);
 }
 
 TEST_F(TrainCommandTest, VersionAndHelp) {
