@@ -36,6 +36,7 @@ void RunGenerate(const GenerateFlags& flags) {
   if (prompt.empty() && sampling.end_token >= 0) prompt.push_back(sampling.end_token);
   if (prompt.empty()) Fail("generate: an empty prompt, and the tokenizer has no end-of-text token");
 
+  sampling.can_draw = [&](int32_t id) { return tokenizer.Has(id); };
   sampling.vocab_size = tokenizer.vocab_size();
   UsePlannedModel(stored.config.model, [&](Model& model) {
     if (!model.backend().dry()) {

@@ -7,6 +7,8 @@
 
 #include "cli/command_test.h"
 #include "core/atomic_file.h"
+#include "data/files.h"
+#include "data/tokenizer_files.h"
 #include "support/small_run.h"
 
 namespace terrace {
@@ -69,6 +71,19 @@ TEST_F(TrainCommandTest, TrainsEvaluatesAndGenerates) {
 
   // More batches than there are.
   EXPECT_EQ(Run({"eval", "run", "--batches", "9223372036854775807"}).output, evaluated.output);
+}
+
+TEST_F(TrainCommandTest, IdsWithoutATokenAreNotDrawn) {
+  TokenizerSpec spec = Tokenizer::Bytes().spec();
+  spec.added.push_back({"<far>", 1999, false});
+  WriteNewFile(folder_ / "holes.json", ToTokenizerJson(Tokenizer(std::move(spec))));
+  ASSERT_EQ(Run({"train", Config(), "-o", "run", "--set", "data.tokenizer=holes.json", "--set",
+                 "model.vocab_size=2000", "--set", "training.steps=1"})
+                .exit_code,
+            0);
+  const ProgramResult generated =
+      Run({"generate", "run", "--prompt", "the", "--temperature", "100", "--max-tokens", "20"});
+  EXPECT_EQ(generated.exit_code, 0) << generated.errors;
 }
 
 TEST_F(TrainCommandTest, VersionAndHelp) {
