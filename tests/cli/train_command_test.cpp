@@ -134,6 +134,9 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
               HasSubstr("--max-tokens: "));
   EXPECT_THAT(ErrorOf({"generate", ".", "--top-k", "-1"}), HasSubstr("--top-k: -1"));
   EXPECT_THAT(ErrorOf({"eval", ".", "--batches", "-1"}), HasSubstr("--batches: -1"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "training=1"}),
+              HasSubstr("--set training=1: training is a table of settings, not a setting"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "=3"}), HasSubstr("--set =3: the key is empty"));
   for (const std::string command : {"eval", "generate"}) {
     for (const std::string threads : {"100000", "4097", "-1"}) {
       EXPECT_THAT(ErrorOf({command, ".", "--threads", threads}),
