@@ -37,16 +37,23 @@ void RunGenerate(const GenerateFlags& flags) {
   if (prompt.empty()) Fail("generate: an empty prompt, and the tokenizer has no end-of-text token");
 
   sampling.can_draw = [&](int32_t id) { return tokenizer.Has(id); };
-  sampling.vocab_size = tokenizer.vocab_size();
+  int64_t added = 0;
   UsePlannedModel(stored.config.model, [&](Model& model) {
     if (!model.backend().dry()) {
       LoadModel(stored.checkpoint, model);
       WriteOutput("-", flags.prompt);
     }
-    Generate(model, prompt, sampling,
-             [&](int32_t token) { WriteOutput("-", tokenizer.BytesOf(token)); });
+    Generate(model, prompt, sampling, [&](int32_t token) {
+      WriteOutput("-", tokenizer.BytesOf(token));
+      ++added;
+    });
   });
   WriteOutput("-", "\n");
+  const int64_t positions = stored.config.model.max_positions;
+  if (added < sampling.max_tokens && std::ssize(prompt) + added == positions) {
+    WriteNote(fmt::format("stopped after {} tokens: model.max_positions = {} are filled", added,
+                          positions));
+  }
 }
 
 }  // namespace

@@ -68,9 +68,14 @@ TEST_F(TrainCommandTest, TrainsEvaluatesAndGenerates) {
   EXPECT_THAT(first.output, StartsWith("the old"));
   EXPECT_GT(first.output.size(), std::string("the old\n").size());
   EXPECT_EQ(first.output, second.output);
+  EXPECT_EQ(first.errors, "");
 
   // More batches than there are.
   EXPECT_EQ(Run({"eval", "run", "--batches", "9223372036854775807"}).output, evaluated.output);
+  const ProgramResult full =
+      Run({"generate", "run", "--prompt", "the old", "--temperature", "0", "--max-tokens", "1000"});
+  EXPECT_EQ(full.exit_code, 0) << full.errors;
+  EXPECT_EQ(full.errors, "stopped after 25 tokens: model.max_positions = 32 are filled\n");
 }
 
 TEST_F(TrainCommandTest, IdsWithoutATokenAreNotDrawn) {
