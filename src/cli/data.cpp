@@ -8,8 +8,10 @@
 
 #include "cli/commands.h"
 #include "cli/corpus_flags.h"
-#include "cli/progress_line.h"
+#include "cli/interruptible.h"
 #include "cli/streams.h"
+#include "cli/threads.h"
+#include "cli/whole_number.h"
 #include "core/error.h"
 #include "data/dataset.h"
 #include "data/prepare.h"
@@ -31,19 +33,19 @@ std::string LineOf(Split split, const SplitSummary& summary) {
 }
 
 void Prepare(const PrepareFlags& flags) {
-  const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
+  UseThreads(0);
   CorpusSummary summary;
-  {
-    ProgressLine line;
-    summary = PrepareCorpus(flags.options, tokenizer, line.callback());
-  }
+  RunInterruptibly([&](const ProgressCallback& progress) {
+    summary = PrepareCorpus(flags.options, LoadTokenizer(flags.tokenizer), progress);
+  });
   WriteOutput("-", fmt::format("{}: {} documents of {} files, vocabulary {}\n",
                                flags.options.output.string(), summary.documents, summary.files,
                                summary.vocab_size) +
                        LineOf(Split::kTrain, summary.train) + LineOf(Split::kVal, summary.val));
 }
 
-void CheckFile(const TokenFile& file) {
+// Verifies a file and describes it.
+std::string CheckFile(const TokenFile& file) {
   file.VerifyChecksum();
   const int64_t limit = file.vocab_size() > 0 ? file.vocab_size() : INT32_MAX;
   int32_t largest = 0;
@@ -53,22 +55,25 @@ void CheckFile(const TokenFile& file) {
     file.Read(first, limit, block);
     largest = std::max(largest, *std::ranges::max_element(block));
   }
-  WriteOutput(
-      "-",
-      fmt::format("{}: {} tokens, largest id {}{}\n", file.path().string(), file.size(), largest,
-                  file.vocab_size() > 0 ? fmt::format(", vocabulary {}", file.vocab_size()) : ""));
+  return fmt::format(
+      "{}: {} tokens, largest id {}{}\n", file.path().string(), file.size(), largest,
+      file.vocab_size() > 0 ? fmt::format(", vocabulary {}", file.vocab_size()) : "");
 }
 
 void Check(const std::filesystem::path& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return CheckFile(TokenFile(path));
+  if (!std::filesystem::is_directory(path, ignored)) {
+    return WriteOutput("-", CheckFile(TokenFile(path)));
+  }
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     if (entry.path().extension() == ".bin") files.push_back(entry.path());
   }
   if (files.empty()) Fail("{} has no token files (*.bin)", path.string());
   std::ranges::sort(files);
-  for (const auto& file : files) CheckFile(TokenFile(file));
+  std::string text;
+  for (const auto& file : files) text += CheckFile(TokenFile(file));
+  WriteOutput("-", text);
 }
 
 void AddPrepare(CLI::App& parent) {
@@ -93,6 +98,7 @@ void AddPrepare(CLI::App& parent) {
   command
       ->add_option("--piece-bytes", options.piece_bytes,
                    "Longer documents are cut before that choice, at line ends")
+      ->transform(WholeNumber<int64_t>(1))
       ->type_name("N")
       ->capture_default_str();
   AddCorpusFlags(*command, options.corpus);

@@ -7,7 +7,7 @@
 #include "cli/commands.h"
 #include "cli/streams.h"
 #include "cli/threads.h"
-#include "core/error.h"
+#include "cli/whole_number.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
 #include "train/planned_model.h"
@@ -24,7 +24,6 @@ struct EvalFlags {
 };
 
 void RunEval(const EvalFlags& flags) {
-  if (flags.batches < 0) Fail("--batches {} is negative", flags.batches);
   UseThreads(flags.threads);
   const StoredModel stored = FindStoredModel(flags.model);
   const RunConfig& config = stored.config;
@@ -60,8 +59,11 @@ void AddEvalCommand(CLI::App& app) {
   command->add_option("--data", flags->data, "Prepared data (default: what it was trained on)")
       ->option_text("FOLDER");
   command->add_option("--batches", flags->batches, "Evaluate on the first N batches; 0: on all")
+      ->transform(WholeNumber<int64_t>(0))
       ->option_text("N");
-  command->add_option("--threads", flags->threads, "0: as many as run at once")->option_text("N");
+  command->add_option("--threads", flags->threads, "0: as many as run at once")
+      ->transform(WholeNumber<int64_t>(0, kMaxThreads))
+      ->option_text("N");
   command->callback([flags] { RunEval(*flags); });
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string>
 
 namespace terrace {
 namespace {
@@ -44,14 +45,6 @@ void ProgressLine::Show(const ProgressReport& report) {
           .c_str(),
       stderr);
   std::fflush(stderr);
-}
-
-void ProgressLine::Note(const std::string& text) {
-  std::fputs(((terminal_ ? kClearLine : "") + text + "\n").c_str(), stderr);
-}
-
-ProgressCallback ProgressLine::callback() {
-  return [this](const ProgressReport& report) { Show(report); };
 }
 
 }  // namespace terrace

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <string>
 
 #include "data/progress.h"
 
@@ -18,10 +17,6 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   void Show(const ProgressReport& report);
-  // A line that stays.
-  void Note(const std::string& text);
-  // Refers to this, which must outlive it.
-  ProgressCallback callback();
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -12,8 +12,14 @@ namespace terrace {
 // Throws Error when the file cannot be read.
 MappedFile OpenInput(const std::string& name);
 
-// A file must not exist, and appears complete or not at all. Throws Error, for standard output
-// too (a full disk behind it, say).
+// A file must not exist, and appears complete or not at all; a pipe or a device, such as /dev/null,
+// is written to. Throws Error, for standard output too (a full disk behind it, say).
 void WriteOutput(const std::string& name, std::string_view bytes);
+
+// Throws Error where WriteOutput would because of an existing file: for a check before long work.
+void RequireNewOutput(const std::string& name);
+
+// A line on standard error.
+void WriteNote(const std::string& text);
 
 }  // namespace terrace

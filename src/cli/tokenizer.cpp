@@ -6,8 +6,10 @@
 
 #include "cli/commands.h"
 #include "cli/corpus_flags.h"
-#include "cli/progress_line.h"
+#include "cli/interruptible.h"
 #include "cli/streams.h"
+#include "cli/threads.h"
+#include "cli/whole_number.h"
 #include "core/error.h"
 #include "data/prepare.h"
 #include "data/quoted.h"
@@ -30,13 +32,17 @@ struct CodeFlags {
 };
 
 void Train(const TrainFlags& flags) {
-  if (flags.output != "-") RequireAbsent(flags.output);
-  ProgressLine line;
-  const Tokenizer tokenizer = TrainTokenizer(flags.corpus, flags.vocab_size, line.callback());
-  WriteOutput(flags.output, ToTokenizerJson(tokenizer));
-  if (tokenizer.vocab_size() < flags.vocab_size) {
-    line.Note(fmt::format("the text has pairs for a vocabulary of {} only, not {}",
-                          tokenizer.vocab_size(), flags.vocab_size));
+  RequireNewOutput(flags.output);
+  UseThreads(0);
+  int64_t vocab_size = 0;
+  RunInterruptibly([&](const ProgressCallback& progress) {
+    const Tokenizer tokenizer = TrainTokenizer(flags.corpus, flags.vocab_size, progress);
+    WriteOutput(flags.output, ToTokenizerJson(tokenizer));
+    vocab_size = tokenizer.vocab_size();
+  });
+  if (vocab_size < flags.vocab_size) {
+    WriteNote(fmt::format("the text has pairs for a vocabulary of {} only, not {}", vocab_size,
+                          flags.vocab_size));
   }
 }
 
@@ -80,6 +86,7 @@ void AddTrain(CLI::App& parent) {
   CLI::App* command = parent.add_subcommand(
       "train", "Learn a byte-level BPE vocabulary and save it as a tokenizer.json");
   command->add_option("--vocab-size", flags->vocab_size, "Tokens, including <|endoftext|>")
+      ->transform(WholeNumber<int64_t>(1))
       ->type_name("N")
       ->capture_default_str();
   command->add_option("-o,--output", flags->output, "The tokenizer.json to write")

@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <numeric>
 
@@ -9,14 +10,29 @@
 namespace terrace {
 namespace {
 
+bool IsLetter(char byte) { return std::isalpha(static_cast<unsigned char>(byte)) != 0; }
+
+// Whether `word` stands in `name` with no letter before or after it.
+bool HasWord(std::string_view name, std::string_view word) {
+  for (size_t begin = 0; (begin = name.find(word, begin)) != std::string_view::npos; ++begin) {
+    const size_t end = begin + word.size();
+    const bool starts = begin == 0 || !IsLetter(name[begin - 1]);
+    if (starts && (end == name.size() || !IsLetter(name[end]))) return true;
+  }
+  return false;
+}
+
 std::vector<std::filesystem::path> FilesOf(const std::filesystem::path& folder, Split split) {
   std::vector<std::filesystem::path> files;
+  const Split other = split == Split::kTrain ? Split::kVal : Split::kTrain;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.ends_with(".bin") && name.find(NameOf(split)) != std::string::npos) {
-      files.push_back(entry.path());
+    if (!name.ends_with(".bin") || !HasWord(name, NameOf(split))) continue;
+    if (HasWord(name, NameOf(other))) {
+      Fail("{} is named for both train and val", entry.path().string());
     }
+    files.push_back(entry.path());
   }
   if (error) Fail("cannot read folder {}: {}", folder.string(), error.message());
   if (files.empty()) {

@@ -16,11 +16,11 @@ std::string_view NameOf(Split split);  // "train", "val"
 
 class Dataset {
  public:
-  // `path` is a folder, of which the *.bin files with the split's name in theirs are taken, sorted
-  // by name (train-00000.bin, train.bin, fineweb_train_000001.bin); or a single file, taken
-  // whatever the split. `vocab_size` is the reader's: ids are checked against it as they are read.
-  // Throws Error when there is no such file, when one is damaged (TokenFile), or when one was
-  // written for a larger vocabulary than the reader's.
+  // `path` is a folder, of which the *.bin files with the split's name as a word in theirs are
+  // taken, sorted by name (train-00000.bin, train.bin, fineweb_train_000001.bin); or a single file,
+  // taken whatever the split. `vocab_size` is the reader's: ids are checked against it as they are
+  // read. Throws Error when there is no such file, when one is named for both splits or is damaged
+  // (TokenFile), or when one was written for a larger vocabulary than the reader's.
   Dataset(const std::filesystem::path& path, Split split, int64_t vocab_size);
 
   int64_t size() const { return starts_.back(); }  // tokens

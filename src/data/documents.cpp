@@ -56,9 +56,52 @@ struct LineFault {
   std::string what;
 };
 
+// The parser's reason without its prefix, and without what it read, which can be any bytes.
+std::string ReasonOf(const nlohmann::json::exception& error) {
+  std::string_view reason = error.what();
+  const auto drop_through = [&](std::string_view end) {
+    const size_t begin = reason.find(end);
+    if (begin != std::string_view::npos) reason.remove_prefix(begin + end.size());
+  };
+  drop_through("] ");
+  if (reason.starts_with("parse error")) drop_through(": ");
+  reason = reason.substr(0, reason.find("; last read"));
+  return std::string(reason.substr(0, reason.find(" parsing '")));
+}
+
+// The fault of a line that does not parse. Only a handler of events learns where each one is.
+class FaultFinder : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(std::string&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::json::exception& error) override {
+    fault_ = fmt::format("not valid JSON: byte {} of the line: {}", position, ReasonOf(error));
+    return false;
+  }
+  const std::string& fault() const { return fault_; }
+
+ private:
+  std::string fault_;
+};
+
 std::string TextOfLine(std::string_view line, const std::string& field) {
   const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (object.is_discarded()) throw LineFault{line.data(), "not valid JSON"};
+  if (object.is_discarded()) {
+    FaultFinder finder;
+    nlohmann::json::sax_parse(line.substr(0, line.find('\n')), &finder);
+    throw LineFault{line.data(), finder.fault()};
+  }
   if (!object.is_object()) throw LineFault{line.data(), "not a JSON object"};
   const auto found = object.find(field);
   if (found == object.end()) {

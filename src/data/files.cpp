@@ -51,6 +51,32 @@ std::string ReadAll(int descriptor, const std::filesystem::path& path) {
   }
 }
 
+void WriteAll(int descriptor, const std::filesystem::path& path, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = write(descriptor, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) FailWithCause("write", path);
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+// What mkdir and open would take away. mkdtemp and mkstemp make private folders and files.
+mode_t FileModeMask() {
+  const mode_t mask = umask(0);
+  umask(mask);
+  return mask;
+}
+
+// Renames, but never onto something.
+void RenameToNew(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (errno == EINVAL) {  // the file system cannot do it
+    RequireAbsent(to);
+    if (rename(from.c_str(), to.c_str()) == 0) return;
+  }
+  FailWithCause("create", to);
+}
+
 }  // namespace
 
 MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
@@ -58,12 +84,12 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   struct stat status;
   if (file.value() < 0 || fstat(file.value(), &status) != 0) FailWithCause("open", path_);
   if (S_ISDIR(status.st_mode)) Fail("cannot read {}: it is a folder", path_.string());
-  if (!S_ISREG(status.st_mode)) {
+  // The system's own files (/proc) say 0 and have bytes all the same.
+  if (!S_ISREG(status.st_mode) || status.st_size == 0) {
     buffer_ = ReadAll(file.value(), path_);
     bytes_ = buffer_;
     return;
   }
-  if (status.st_size == 0) return;
   const size_t size = static_cast<size_t>(status.st_size);
   void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value(), 0);
   if (address == MAP_FAILED) FailWithCause("map", path_);
@@ -95,14 +121,7 @@ OutputFile::~OutputFile() {
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
-void OutputFile::Write(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = write(descriptor_, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) FailWithCause("write", path_);
-    bytes.remove_prefix(static_cast<size_t>(count));
-  }
-}
+void OutputFile::Write(std::string_view bytes) { WriteAll(descriptor_, path_, bytes); }
 
 void OutputFile::WriteAt(int64_t offset, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -138,10 +157,9 @@ OutputFolder::~OutputFolder() {
 }
 
 void OutputFolder::Commit() {
-  // mkdtemp makes private folders; the result gets what mkdir would have given.
-  const mode_t mask = umask(0);
-  umask(mask);
-  if (chmod(temporary_.c_str(), 0777 & ~mask) != 0) FailWithCause("set the mode of", temporary_);
+  if (chmod(temporary_.c_str(), 0777 & ~FileModeMask()) != 0) {
+    FailWithCause("set the mode of", temporary_);
+  }
   SyncFolder(temporary_);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) FailWithCause("create", path_);
   temporary_.clear();
@@ -157,7 +175,31 @@ void RequireAbsent(const std::filesystem::path& path) {
 
 void WriteNewFile(const std::filesystem::path& path, std::string_view bytes) {
   RequireAbsent(path);
-  WriteFileAtomically(path, bytes);
+  std::string temporary = path.string() + ".partial-XXXXXX";
+  const Descriptor file(mkostemp(temporary.data(), O_CLOEXEC));
+  if (file.value() < 0) FailWithCause("create", path);
+  try {
+    WriteAll(file.value(), path, bytes);
+    if (fchmod(file.value(), 0666 & ~FileModeMask()) != 0) FailWithCause("set the mode of", path);
+    if (fsync(file.value()) != 0) FailWithCause("sync", path);
+    RenameToNew(temporary, path);
+  } catch (...) {
+    unlink(temporary.c_str());
+    throw;
+  }
+  SyncFolder(ParentOf(path));
+}
+
+bool IsStream(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  return std::filesystem::is_character_file(status) || std::filesystem::is_fifo(status);
+}
+
+void WriteToStream(const std::filesystem::path& path, std::string_view bytes) {
+  const Descriptor stream(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (stream.value() < 0) FailWithCause("open", path);
+  WriteAll(stream.value(), path, bytes);
 }
 
 }  // namespace terrace

@@ -9,7 +9,8 @@
 
 namespace terrace {
 
-// The bytes of a file, mapped read-only (pipes and devices are read into memory instead).
+// The bytes of a file, mapped read-only (pipes, devices and the files of /proc are read into memory
+// instead).
 // The file must not shrink while it is mapped.
 class MappedFile {
  public:
@@ -70,7 +71,14 @@ class OutputFolder {
 // Throws Error when `path` exists: for a check before long work.
 void RequireAbsent(const std::filesystem::path& path);
 
-// Writes a new file through a temporary name, synced and renamed. Throws Error when it exists.
+// Writes a new file under an unused temporary name beside it, syncs and renames it. Throws Error
+// when `path` exists, and leaves nothing where it fails.
 void WriteNewFile(const std::filesystem::path& path, std::string_view bytes);
+
+// Whether `path` is a pipe or a character device, such as /dev/null.
+bool IsStream(const std::filesystem::path& path);
+
+// Writes to what IsStream. Throws Error naming the path and the cause.
+void WriteToStream(const std::filesystem::path& path, std::string_view bytes);
 
 }  // namespace terrace

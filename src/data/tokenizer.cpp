@@ -134,6 +134,10 @@ Tokenizer Tokenizer::Bytes() {
 
 int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(spec().tokens.size()); }
 
+bool Tokenizer::Has(int32_t id) const {
+  return id >= 0 && id < vocab_size() && !spec().tokens[static_cast<size_t>(id)].empty();
+}
+
 int32_t Tokenizer::end_of_text() const { return tables_->end_of_text; }
 
 const TokenizerSpec& Tokenizer::spec() const { return tables_->spec; }
@@ -148,7 +152,7 @@ std::string Tokenizer::Decode(std::span<const int32_t> ids) const {
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
     const int32_t id = ids[i];
-    if (id < 0 || id >= vocab_size() || spec().tokens[id].empty()) {
+    if (!Has(id)) {
       Fail("no token has the id {} (at position {}; the vocabulary has {})", id, i, vocab_size());
     }
     text += spec().tokens[id];
@@ -157,7 +161,7 @@ std::string Tokenizer::Decode(std::span<const int32_t> ids) const {
 }
 
 std::string_view Tokenizer::BytesOf(int32_t id) const {
-  if (id < 0 || id >= vocab_size() || spec().tokens[id].empty()) {
+  if (!Has(id)) {
     Fail("no token has the id {} (the vocabulary has {})", id, vocab_size());
   }
   return spec().tokens[id];

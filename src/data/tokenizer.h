@@ -66,6 +66,9 @@ class Tokenizer {
   // <|end_of_text|>, </s>, <eos>.
   int32_t end_of_text() const;
 
+  // Whether there is a token of this id.
+  bool Has(int32_t id) const;
+
   // For text of some length or for many calls, a TokenEncoder is faster.
   std::vector<int32_t> Encode(std::string_view text,
                               SpecialTokens special = SpecialTokens::kAsText) const;

@@ -1,5 +1,6 @@
 #include "train/evaluate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -11,8 +12,11 @@ namespace terrace {
 static_assert(kNoTarget == kIgnoredTarget);
 
 Evaluation Evaluate(Model& model, const Dataset& dataset, const EvaluationShape& shape) {
+  // No more than the data has: the product below could overflow.
+  const int64_t max_batches =
+      std::min(shape.max_batches, dataset.size() / (shape.sequences * shape.length) + 1);
   const EvaluationBatches batches(dataset, shape.sequences, shape.length,
-                                  shape.max_batches * shape.sequences);
+                                  max_batches * shape.sequences);
   const Arena::Frame frame(model.backend().arena());
   const MicroBatch batch =
       AllocateMicroBatches(model.backend().arena(), 1, shape.sequences, shape.length)[0];

@@ -126,16 +126,18 @@ std::string Nearest(const std::vector<Field>& fields, std::string_view key) {
   return std::string(NearestName(key, candidates));
 }
 
+bool IsTable(const std::vector<Field>& fields, const std::string& key) {
+  return std::any_of(fields.begin(), fields.end(),
+                     [&](const Field& field) { return field.key.starts_with(key + "."); });
+}
+
 const Field& FindField(const std::vector<Field>& fields, const std::string& key) {
   const auto found = std::find_if(fields.begin(), fields.end(),
                                   [&](const Field& field) { return field.key == key; });
   if (found != fields.end()) return *found;
+  if (key.empty()) Fail("the key is empty");
+  if (IsTable(fields, key)) Fail("{} is a table of settings, not a setting", key);
   Fail("unknown key {}, did you mean {}?", key, Nearest(fields, key));
-}
-
-bool IsTable(const std::vector<Field>& fields, const std::string& key) {
-  return std::any_of(fields.begin(), fields.end(),
-                     [&](const Field& field) { return field.key.starts_with(key + "."); });
 }
 
 void ApplyBelow(const std::vector<Field>& fields, const std::string& prefix,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -17,9 +18,9 @@ constexpr uint64_t kSamplingPurpose = 0x73616d706c65;
 // Ids of the tokens to draw from; best first where an option limits them.
 std::vector<int32_t> Candidates(std::span<const float> logits, const SamplingOptions& options) {
   std::vector<int32_t> ids;
-  const int64_t tokens = std::min(std::ssize(logits), options.vocab_size);
-  for (int64_t id = 0; id < tokens; ++id) {
-    if (std::isfinite(logits[static_cast<size_t>(id)])) ids.push_back(static_cast<int32_t>(id));
+  for (int32_t id = 0; std::cmp_less(id, logits.size()); ++id) {
+    const bool can_draw = !options.can_draw || options.can_draw(id);
+    if (can_draw && std::isfinite(logits[static_cast<size_t>(id)])) ids.push_back(id);
   }
   if (ids.empty()) Fail("generation: the model's logits are not finite");
   const auto better = [&](int32_t a, int32_t b) {

@@ -15,15 +15,17 @@ struct SamplingOptions {
   int64_t top_k = 0;         // of the likeliest tokens only; 0: all
   float top_p = 1;           // of the likeliest tokens whose probabilities reach this sum; 1: all
   uint64_t seed = 1;
-  int64_t vocab_size = INT64_MAX;  // ids from here on are not drawn (padding of the model's table)
-  int32_t end_token = -1;          // ends the text, and is not part of it; -1: none
+  int32_t end_token = -1;  // ends the text, and is not part of it; -1: none
+  // Of a token's id; ids without a token, and padding of the model's table, are not drawn. Empty:
+  // all can be.
+  std::function<bool(int32_t)> can_draw = {};
 };
 
 // Throws Error naming the option at fault.
 void CheckSampling(const SamplingOptions& options);
 
 // The token that (options, seed, position) draw from logits [V]. Ties go to the lower id. Throws
-// Error when no logit is a finite number.
+// Error when no logit of a token that can be drawn is a finite number.
 int32_t SampleToken(std::span<const float> logits, const SamplingOptions& options,
                     int64_t position);
 

@@ -28,8 +28,11 @@ class CommandTest : public ::testing::Test {
   }
 
   // One line on standard error, exit code 1, nothing on standard output.
-  std::string ErrorOf(const std::vector<std::string>& arguments) const {
-    const ProgramResult result = Run(arguments);
+  std::string ErrorOf(const std::vector<std::string>& arguments,
+                      const std::vector<std::string>& environment = {}) const {
+    Program::Options options = Options();
+    options.environment.insert(options.environment.end(), environment.begin(), environment.end());
+    const ProgramResult result = Program(Arguments(arguments), options).Wait();
     EXPECT_EQ(result.exit_code, 1) << result.signal;
     EXPECT_EQ(result.output, "");
     EXPECT_THAT(result.errors, ::testing::StartsWith("terrace: "));

@@ -1,10 +1,16 @@
 // terrace tokenizer and data as a user runs them.
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <thread>
 
 #include "cli/command_test.h"
 #include "core/atomic_file.h"
@@ -89,6 +95,106 @@ TEST_F(DataCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"data", "check", "short.bin"}), HasSubstr("short.bin"));
   EXPECT_THAT(ErrorOf({"data", "check", "absent"}), HasSubstr("absent"));
   EXPECT_EQ(Contents(), before);
+}
+
+TEST_F(DataCommandTest, TooManyThreadsAreRefused) {
+  WriteBook();
+  const auto before = Contents();
+  const std::vector<std::string> environment = {"OMP_NUM_THREADS=100000"};
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"tokenizer", "train", "-o", "new", "book.txt"},
+        {"data", "prepare", "-o", "new", "book.txt"}}) {
+    EXPECT_THAT(ErrorOf(arguments, environment), HasSubstr("OMP_NUM_THREADS = 100000"));
+  }
+  EXPECT_EQ(Contents(), before);
+}
+
+TEST_F(DataCommandTest, NumbersOutOfRangeAreRefused) {
+  WriteBook();
+  for (const std::string number :
+       {"-1", "0", "99999999999999999999", "1e3", "0x10", "12 ", "9223372036854775808"}) {
+    EXPECT_THAT(ErrorOf({"data", "prepare", "-o", "new", "book.txt", "--piece-bytes", number}),
+                HasSubstr("--piece-bytes: " + number +
+                          " is not a whole number within 1 .. 9223372036854775807"));
+    EXPECT_THAT(ErrorOf({"tokenizer", "train", "-o", "new", "book.txt", "--vocab-size", number}),
+                HasSubstr("--vocab-size: " + number + " is not"));
+  }
+  EXPECT_EQ(Run({"data", "prepare", "-o", "new", "book.txt", "--piece-bytes", "0256"}).exit_code, 0)
+      << "not octal";
+}
+
+TEST_F(DataCommandTest, AUsersTemporaryFilesStay) {
+  WriteBook();
+  Write("new.json.tmp", "mine");
+  ASSERT_EQ(Run({"tokenizer", "train", "-o", "new.json", "book.txt"}).exit_code, 0);
+  const auto contents = Contents();
+  EXPECT_EQ(contents.size(), 3u);
+  EXPECT_EQ(contents.at(folder_ / "new.json.tmp"), "mine");
+}
+
+TEST_F(DataCommandTest, ACheckPrintsOnlyWhenAllFilesAreGood) {
+  WriteBook();
+  ASSERT_EQ(Run({"data", "prepare", "-o", "shards", "--piece-bytes", "256", "book.txt"}).exit_code,
+            0);
+  std::string bytes = ReadFile(folder_ / "shards/val-00000.bin");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  Write("shards/val-00000.bin", bytes);
+  EXPECT_THAT(ErrorOf({"data", "check", "shards"}), HasSubstr("val-00000.bin"));
+}
+
+TEST_F(DataCommandTest, DevicesAndPipesAreWrittenTo) {
+  WriteBook();
+  EXPECT_EQ(Run({"tokenizer", "encode", "-t", "bytes", "book.txt", "-o", "/dev/null"}).exit_code,
+            0);
+  EXPECT_EQ(Run({"tokenizer", "train", "book.txt", "-o", "/dev/null"}).exit_code, 0);
+  EXPECT_THAT(ErrorOf({"tokenizer", "encode", "-t", "bytes", "book.txt", "-o", "/dev/full"}),
+              HasSubstr("cannot write /dev/full"));
+
+  Write("short", "ab");
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  EXPECT_EQ(Run({"tokenizer", "encode", "-t", "bytes", "short", "-o", "pipe"}).exit_code, 0);
+  char read_back[16] = {};
+  EXPECT_EQ(read(reader, read_back, sizeof(read_back)), 6);
+  EXPECT_STREQ(read_back, "97 98\n");
+  close(reader);
+}
+
+TEST_F(DataCommandTest, FilesWithoutASizeAreRead) {
+  const ProgramResult result =
+      Run({"tokenizer", "train", "--vocab-size", "260", "-o", "-", "/proc/self/status"});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+}
+
+TEST_F(DataCommandTest, AnInterruptLeavesNothing) {
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  WriteBook();
+  const auto before = Contents();
+  for (const int signal : {SIGINT, SIGTERM}) {
+    for (const std::vector<std::string>& arguments :
+         {std::vector<std::string>{"tokenizer", "train", "-o", "new", "pipe"},
+          {"data", "prepare", "-o", "new", "--piece-bytes", "256", "book.txt", "pipe"}}) {
+      ProgramResult result;
+      result.exit_code = 0;
+      // The signal has to be taken before the pipe ends; where that took longer, again.
+      for (int pause_ms = 50; pause_ms < 10'000 && result.exit_code == 0; pause_ms *= 2) {
+        fs::remove_all(folder_ / "new");
+        Program program(Arguments(arguments), Options());
+        std::ofstream writer(pipe);  // waits until the program reads
+        writer << "a few words, a few words" << std::flush;
+        program.Send(signal);
+        std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+        writer.close();
+        result = program.Wait();
+      }
+      EXPECT_EQ(result.exit_code, 128 + signal) << result.signal;
+      EXPECT_EQ(result.output, "");
+      EXPECT_EQ(result.errors, "");
+      EXPECT_EQ(Contents(), before);
+    }
+  }
 }
 
 TEST_F(DataCommandTest, AFullDiskLeavesNothing) {

@@ -7,6 +7,8 @@
 
 #include "cli/command_test.h"
 #include "core/atomic_file.h"
+#include "data/files.h"
+#include "data/tokenizer_files.h"
 #include "support/small_run.h"
 
 namespace terrace {
@@ -66,6 +68,27 @@ TEST_F(TrainCommandTest, TrainsEvaluatesAndGenerates) {
   EXPECT_THAT(first.output, StartsWith("the old"));
   EXPECT_GT(first.output.size(), std::string("the old\n").size());
   EXPECT_EQ(first.output, second.output);
+  EXPECT_EQ(first.errors, "");
+
+  // More batches than there are.
+  EXPECT_EQ(Run({"eval", "run", "--batches", "9223372036854775807"}).output, evaluated.output);
+  const ProgramResult full =
+      Run({"generate", "run", "--prompt", "the old", "--temperature", "0", "--max-tokens", "1000"});
+  EXPECT_EQ(full.exit_code, 0) << full.errors;
+  EXPECT_EQ(full.errors, "stopped after 25 tokens: model.max_positions = 32 are filled\n");
+}
+
+TEST_F(TrainCommandTest, IdsWithoutATokenAreNotDrawn) {
+  TokenizerSpec spec = Tokenizer::Bytes().spec();
+  spec.added.push_back({"<far>", 1999, false});
+  WriteNewFile(folder_ / "holes.json", ToTokenizerJson(Tokenizer(std::move(spec))));
+  ASSERT_EQ(Run({"train", Config(), "-o", "run", "--set", "data.tokenizer=holes.json", "--set",
+                 "model.vocab_size=2000", "--set", "training.steps=1"})
+                .exit_code,
+            0);
+  const ProgramResult generated =
+      Run({"generate", "run", "--prompt", "the", "--temperature", "100", "--max-tokens", "20"});
+  EXPECT_EQ(generated.exit_code, 0) << generated.errors;
 }
 
 TEST_F(TrainCommandTest, VersionAndHelp) {
@@ -107,6 +130,26 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"eval", "."}), HasSubstr("holds no checkpoint"));
   EXPECT_THAT(ErrorOf({"generate", ".", "--temperature", "-1"}), HasSubstr("temperature = -1"));
   EXPECT_THAT(ErrorOf({"generate", "."}), HasSubstr("holds no checkpoint"));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--seed", "-1"}),
+              HasSubstr("--seed: -1 is not a whole number within 0 .. 18446744073709551615"));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--seed", "18446744073709551616"}), HasSubstr("--seed: "));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--seed", "18446744073709551615"}),
+              HasSubstr("holds no checkpoint"));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--max-tokens", "9223372036854775808"}),
+              HasSubstr("--max-tokens: "));
+  EXPECT_THAT(ErrorOf({"generate", ".", "--top-k", "-1"}), HasSubstr("--top-k: -1"));
+  EXPECT_THAT(ErrorOf({"eval", ".", "--batches", "-1"}), HasSubstr("--batches: -1"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "training=1"}),
+              HasSubstr("--set training=1: training is a table of settings, not a setting"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "=3"}), HasSubstr("--set =3: the key is empty"));
+  for (const std::string command : {"eval", "generate"}) {
+    for (const std::string threads : {"100000", "4097", "-1"}) {
+      EXPECT_THAT(ErrorOf({command, ".", "--threads", threads}),
+                  HasSubstr("--threads: " + threads + " is not a whole number within 0 .. 4096"));
+    }
+    EXPECT_THAT(ErrorOf({command, "."}, {"OMP_NUM_THREADS=100000"}),
+                HasSubstr("OMP_NUM_THREADS = 100000 is above 4096"));
+  }
   EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 

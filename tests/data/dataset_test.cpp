@@ -218,6 +218,23 @@ TEST(Dataset, TakesForeignFoldersAndSingleFiles) {
   EXPECT_EQ(All(Dataset(folder / "train.bin", Split::kVal, 100)), Count(2, 5));
 }
 
+TEST(Dataset, SplitsAreWordsOfNames) {
+  const TemporaryFolder folder;
+  const auto write = [&](const char* name, int32_t token) {
+    WriteShard(folder / name, 100, Count(2, token));
+  };
+  write("interval-train-0.bin", 10);
+  write("trainval_val1.bin", 20);
+  write("training.bin", 30);
+  EXPECT_EQ(All(Dataset(folder.path(), Split::kTrain, 100)), Count(2, 10));
+  EXPECT_EQ(All(Dataset(folder.path(), Split::kVal, 100)), Count(2, 20));
+  write("val-of-train.bin", 40);
+  for (const Split split : {Split::kTrain, Split::kVal}) {
+    ExpectFault("val-of-train.bin is named for both train and val",
+                [&] { Dataset(folder.path(), split, 100); });
+  }
+}
+
 TEST(Dataset, RefusesWhatDoesNotFit) {
   const TemporaryFolder folder;
   ExpectFault("no train tokens", [&] { Dataset(folder.path(), Split::kTrain, 100); });

@@ -92,11 +92,16 @@ TEST(Documents, JsonLinesNameTheLineAtFault) {
   const struct {
     const char* line;
     const char* fault;
-  } kCases[] = {{"{\"text\": \"x\"", "not valid JSON"},
+  } kCases[] = {{"{\"text\": \"x\"", "not valid JSON: byte 13 of the line: "},
                 {"[1]", "not a JSON object"},
                 {"{\"txt\": \"x\"}", "has no field \"text\""},
                 {"{\"text\": 3}", "is not a string"},
-                {"{\"text\": \"\xff\"}", "not valid JSON"}};
+                {"{\"text\": \"\xff\"}",
+                 "not valid JSON: byte 11 of the line: syntax error while parsing value - invalid "
+                 "string: ill-formed UTF-8 byte"},
+                {"{\"text\": \"\\ud800\"}", "surrogate U+D800..U+DBFF must be followed by"},
+                {"{\"text\": \"\", \"n\": 1e999999}",
+                 "not valid JSON: byte 26 of the line: number overflow"}};
   for (const auto& entry : kCases) {
     const std::filesystem::path path = folder / "bad.jsonl";
     std::filesystem::remove(path);
@@ -104,6 +109,7 @@ TEST(Documents, JsonLinesNameTheLineAtFault) {
     const std::string fault = FaultOf(Inputs({path}));
     EXPECT_NE(fault.find("bad.jsonl:3: "), std::string::npos) << fault;
     EXPECT_NE(fault.find(entry.fault), std::string::npos) << fault;
+    EXPECT_EQ(fault.find('\xff'), std::string::npos) << fault;
   }
 }
 

@@ -24,6 +24,8 @@ TEST(MappedFile, HoldsTheBytes) {
   EXPECT_EQ(MappedFile(folder / "a").bytes(), bytes);
   EXPECT_EQ(MappedFile(folder / "empty").bytes(), "");
   EXPECT_EQ(MappedFile("/dev/null").bytes(), "");
+  EXPECT_TRUE(MappedFile("/proc/self/status").bytes().starts_with("Name:"))
+      << "a size of 0 is not to be believed";
 }
 
 TEST(MappedFile, RefusesFoldersAndMissingFiles) {
@@ -39,6 +41,21 @@ TEST(WriteNewFile, RefusesToOverwrite) {
   EXPECT_EQ(MappedFile(folder / "a").bytes(), "first");
   EXPECT_THROW(WriteNewFile(folder / "none" / "a", "x"), Error);
   EXPECT_EQ(EntriesOf(folder.path()), 1u);
+}
+
+TEST(WriteNewFile, TouchesNoOtherFileAndLeavesNone) {
+  const TemporaryFolder folder;
+  WriteNewFile(folder / "a.tmp", "mine");
+  WriteNewFile(folder / "a", "x");
+  EXPECT_EQ(MappedFile(folder / "a.tmp").bytes(), "mine");
+  {
+    const FileSizeLimit limit(4096);
+    EXPECT_THROW(WriteNewFile(folder / "b", std::string(4097, 'x')), Error);
+  }
+  EXPECT_EQ(EntriesOf(folder.path()), 2u);
+  OutputFile plain(folder / "plain");
+  EXPECT_EQ(std::filesystem::status(folder / "a").permissions(),
+            std::filesystem::status(folder / "plain").permissions());
 }
 
 TEST(OutputFile, SaysThatTheDiskIsFull) {

@@ -212,6 +212,7 @@ TEST(Tokenizer, NamesAnIdThatDoesNotExist) {
   const Tokenizer bytes = Tokenizer::Bytes();
   for (const int32_t id : {-1, 257, INT32_MAX}) {
     EXPECT_THROW(bytes.BytesOf(id), Error);
+    EXPECT_FALSE(bytes.Has(id));
     try {
       bytes.Decode(std::vector<int32_t>{1, 2, id});
       FAIL() << id;

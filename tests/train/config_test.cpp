@@ -217,7 +217,8 @@ TEST_F(ConfigTest, MistakesInAssignmentsAreNamed) {
       {"model.width=0", "model.width = 0 is not within"},
       {"training.activation_checkpointing=yes", "has to be true or false"},
       {"training.precision=f16", "has to be one of f32, bf16"},
-      {"=3", "unknown key"},
+      {"=3", "--set =3: the key is empty"},
+      {"model.router=3", "model.router is a table of settings, not a setting"},
   };
   for (const auto& [assignment, message] : kCases) {
     EXPECT_THAT(MessageOf(kGood, {assignment}), HasSubstr(message)) << assignment;

@@ -62,7 +62,13 @@ TEST(SampleTokenTest, SkipsPaddingAndWhatIsNotFinite) {
   std::vector<float> logits = kLogits;
   logits[2] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_FALSE(FrequenciesOf(logits, {.temperature = 1}).contains(2));
-  EXPECT_FALSE(FrequenciesOf(kLogits, {.temperature = 1, .vocab_size = 2}).contains(2));
+  EXPECT_FALSE(
+      FrequenciesOf(kLogits, {.temperature = 1, .can_draw = [](int32_t id) { return id < 2; }})
+          .contains(2));
+  const auto odd = FrequenciesOf(
+      kLogits, {.temperature = 1, .top_k = 2, .can_draw = [](int32_t id) { return id % 2 == 1; }});
+  EXPECT_EQ(odd.size(), 2u);
+  ExpectShare(odd.at(1), 2.0 / 3);
   for (float& logit : logits) logit = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THROW(SampleToken(logits, {}, 0), Error);
 }
