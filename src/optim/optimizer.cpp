@@ -2,8 +2,10 @@
 
 #include <cstring>
 
+#include "core/error.h"
 #include "core/parallel.h"
 #include "core/rng.h"
+#include "optim/rules/rules.h"
 
 namespace terrace {
 namespace {
@@ -68,7 +70,8 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
                   parameter.name, parameter.id, served_.size());
     const size_t entry = EntryOf(policy, parameter);
     const std::vector<StateSpec> specs = rules_[entry]->State(parameter);
-    served_.push_back({rules_[entry].get(), policy.entries[entry].settings,
+    const PolicyEntry& of_policy = policy.entries[entry];
+    served_.push_back({rules_[entry].get(), of_policy.lr_multiplier, of_policy.weight_decay,
                        static_cast<int64_t>(views_.size()), static_cast<int64_t>(specs.size())});
     for (const StateSpec& spec : specs) {
       const std::string& name = names_.emplace_back(parameter.name + "." + spec.name);
@@ -91,8 +94,8 @@ UpdateReport Optimizer::Apply(const Update& update, float learning_rate, TensorV
   if (dry_) return {};
   TERRACE_CHECK(update.gradient.shape == parameter.value.shape, "{}: gradient {} for weight {}",
                 parameter.name, update.gradient.shape.ToString(), parameter.value.shape.ToString());
-  const StepContext context{.learning_rate = learning_rate * served.settings.lr_multiplier,
-                            .weight_decay = served.settings.weight_decay,
+  const StepContext context{.learning_rate = learning_rate * served.lr_multiplier,
+                            .weight_decay = served.weight_decay,
                             .gradient_scale = update.gradient_scale,
                             .tensor_step = step,
                             .rounding_key = MixKeys(seed_, parameter.id, step),

@@ -12,6 +12,7 @@
 #include "core/arena.h"
 #include "model/parameter.h"
 #include "optim/policy.h"
+#include "optim/rule.h"
 
 namespace terrace {
 
@@ -57,7 +58,8 @@ class Optimizer {
 
   struct Served {
     const Rule* rule;
-    RuleSettings settings;
+    float lr_multiplier;
+    float weight_decay;
     int64_t first_view;
     int64_t views;
   };

@@ -1,56 +1,85 @@
-// A policy says which update rule, with which settings, serves each population. It is plain data:
-// a new policy is a new table, not new code.
+// A policy says which update rule, with which settings, serves each population. It is plain data,
+// written in TOML: a new policy is a new text, not new code.
+//
+//   learning_rate = 3e-4           # peak, where a run's configuration names none
+//   base = "skewadam"              # optional: a ready-made policy to start from
+//   [default]                      # for all populations
+//   rule = "skewadam"
+//   weight_decay = 0.05
+//   [router]                       # for one
+//   second_moment = "exact"
+//
+// A population's settings are those of the base, under those of [default], under its own. A table
+// that names another rule drops the settings of the rule before it, but not lr_multiplier and
+// weight_decay, which all rules share.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "model/parameter.h"
-#include "optim/rule.h"
+#include "optim/settings.h"
 
 namespace terrace {
 
-// What eps means for a floored second moment v: max(v, eps), as published, or max(v, eps * mean
-// of v), which does not depend on the scale of the gradients.
-enum class EpsMode : uint8_t { kAbsolute, kRelative };
-
-// kFactored serves matrices by row and column means; tensors of other ranks stay exact.
-enum class SecondMoment : uint8_t { kFactored, kExact };
-
-// Every rule reads these and throws Error at the start for a value it cannot honour.
-struct RuleSettings {
+struct PolicyEntry {
+  Population population = {};
+  std::string rule = {};    // a name of RuleNames()
   float lr_multiplier = 1;  // of the schedule's learning rate
   float weight_decay = 0;   // decoupled; multiplied by the learning rate
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  EpsMode eps_mode = EpsMode::kAbsolute;
-  bool momentum = true;
-  SecondMoment second_moment = SecondMoment::kFactored;
-  float rms_clip = 1;  // largest root mean square of an update before the learning rate; 0: none
+  Settings settings = {};   // of the rule
 };
-
-struct PolicyEntry {
-  Population population;
-  std::string rule;  // a name of RuleNames()
-  RuleSettings settings;
-};
+// The keys beside the rule's own.
+inline constexpr std::string_view kEntryKeys[] = {"rule", "lr_multiplier", "weight_decay"};
 
 struct Policy {
   std::string name;
-  float learning_rate;  // peak, where a configuration names none
-  std::vector<PolicyEntry> entries;
+  float learning_rate = 0;  // peak, where a configuration names none
+  std::vector<PolicyEntry> entries = {};
 };
 
-// The ready-made policies: "skewadam", "adamw". Throws Error naming the known ones.
-Policy PolicyNamed(std::string_view name);
-std::vector<std::string_view> PolicyNames();
+// A policy as written, before anything is laid over anything.
+struct PolicyTables {
+  std::string base;  // empty: none
+  std::optional<float> learning_rate;
+  Settings all;  // [default]
+  std::array<Settings, kPopulations> populations;
 
-// A rule from its name. Throws Error for an unknown name or settings that it cannot honour.
-std::unique_ptr<Rule> MakeRule(std::string_view name, const RuleSettings& settings);
-std::vector<std::string_view> RuleNames();
+  bool operator==(const PolicyTables&) const = default;
+};
+
+// Throws Error on one line, with file, line and the nearest known key. `path` is for errors.
+PolicyTables ParsePolicy(std::string_view text, std::string_view path);
+
+// Throws Error naming policy, population and setting for whatever a rule cannot honour.
+Policy ResolvePolicy(std::string_view name, const PolicyTables& tables);
+
+// Lays `over`, keys of PolicyEntry and of its rule, over a population's entry. Throws Error naming
+// the setting.
+void Override(Policy& policy, Population population, const Settings& over);
+
+// The resolved policy as TOML, with all settings and the state of a matrix by population. Reads
+// back as the same policy.
+std::string ToToml(const Policy& policy);
+
+// --- Ready-made policies (policies.cpp) ----------------------------------------------------------
+struct ReadyPolicy {
+  std::string_view name;
+  std::string_view summary;  // one line
+  std::string_view text;     // TOML
+};
+const std::vector<ReadyPolicy>& ReadyPolicies();
+
+std::vector<std::string_view> PolicyNames();
+// Throws Error naming the known ones.
+Policy PolicyNamed(std::string_view name);
+
+// Names of files end so; anything else is a ready-made policy.
+inline bool IsPolicyFile(std::string_view name) { return name.ends_with(".toml"); }
+// Throws Error when the file cannot be read.
+PolicyTables ReadPolicyFile(const std::string& path);
 
 }  // namespace terrace

@@ -23,7 +23,7 @@ struct StepContext {
   float weight_decay;     // decoupled: w <- w * (1 - learning_rate * weight_decay) - ...
   float gradient_scale;   // multiplies every gradient element first (clipping, averaging)
   int64_t tensor_step;    // of this tensor, from 1
-  uint64_t rounding_key;  // of (seed, tensor, step): stochastic rounding of bfloat16 weights
+  uint64_t rounding_key;  // of (seed, tensor, step): stochastic rounding to bfloat16
   // The gradient that is likely to be needed next, or empty: a rule that waits for arithmetic may
   // have the processor fetch it meanwhile. No effect on results.
   TensorView next_gradient = {};

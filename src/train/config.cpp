@@ -4,7 +4,9 @@
 
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/toml_text.h"
 #include "model/presets.h"
+#include "optim/rules/rules.h"
 
 namespace terrace {
 namespace {
@@ -47,6 +49,38 @@ constexpr std::string_view kFixedOnResume[] = {
 
 void MakeAbsolute(std::string& path) {
   if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
+}
+
+// Learning rates and weight decay may change in the course of a run; rules and their settings,
+// which decide what state means, may not.
+void CheckSameRules(const Policy& old_policy, const Policy& new_policy) {
+  const auto text_of = [](const Policy& policy, Population population) -> std::string {
+    for (const PolicyEntry& entry : policy.entries) {
+      if (entry.population != population) continue;
+      return fmt::format("{} {}", entry.rule, TextOf(CompleteSettings(entry.rule, entry.settings)));
+    }
+    return "no rule";
+  };
+  for (int i = 0; i < kPopulations; ++i) {
+    const std::string old_text = text_of(old_policy, Population(i));
+    const std::string new_text = text_of(new_policy, Population(i));
+    if (old_text != new_text) {
+      Fail("cannot resume with population {} under {}: the run has {}", NameOf(Population(i)),
+           new_text, old_text);
+    }
+  }
+}
+
+// A run keeps the policy itself, whatever becomes of the file.
+void TakePolicyFile(RunConfig& config) {
+  std::string& policy = config.optimizer.policy;
+  if (!IsPolicyFile(policy)) return;
+  if (config.policy != PolicyTables{}) {
+    Fail("optimizer.policy = {} and the tables of [policy] exclude each other", policy);
+  }
+  config.policy = ReadPolicyFile(policy);
+  ResolvePolicy(policy, config.policy);  // while errors can still name the file
+  policy = kOwnPolicy;
 }
 
 }  // namespace
@@ -109,7 +143,8 @@ std::vector<Field> FieldsOf(RunConfig& config) {
       {"training.keep", &training.keep, "checkpoints kept", 1, 1e9},
       {"training.threads", &training.threads, "0: as many as run at once", 0, 4096},
 
-      {"optimizer.policy", &optimizer.policy, "which rule and state each population gets"},
+      {"optimizer.policy", &optimizer.policy,
+       "which rule and state each population gets: a name, a .toml file, or own (see [policy])"},
       {"optimizer.learning_rate", &optimizer.learning_rate, "peak; the policy's own if left out", 0,
        1e3},
       {"optimizer.schedule", Choice(optimizer.schedule, kScheduleNames),
@@ -124,11 +159,20 @@ std::vector<Field> FieldsOf(RunConfig& config) {
        1e-12, kUnbounded},
       {"optimizer.weight_decay", &optimizer.weight_decay, "over the policy's own", 0, 1e3},
   };
-  for (int i = 0; i < kPopulations; ++i) {
-    fields.push_back({fmt::format("optimizer.weight_decay_of.{}", NameOf(Population(i))),
-                      &optimizer.weight_decay_of[static_cast<size_t>(i)],
-                      "over optimizer.weight_decay", 0, 1e3});
-  }
+  const auto add_populations = [&](std::string_view table, auto& populations, const char* doc) {
+    for (int i = 0; i < kPopulations; ++i) {
+      fields.push_back({fmt::format("{}.{}", table, NameOf(Population(i))),
+                        &populations[static_cast<size_t>(i)], doc});
+    }
+  };
+  add_populations("optimizer.populations", optimizer.populations,
+                  "over the policy, e.g. { weight_decay = 0 }");
+  fields.push_back({"policy.base", &config.policy.base,
+                    "of optimizer.policy = own: a ready-made policy to start from"});
+  fields.push_back({"policy.learning_rate", &config.policy.learning_rate,
+                    "peak, unless optimizer.learning_rate is set", 0, 1e3});
+  fields.push_back({"policy.default", &config.policy.all, "rule and settings of all populations"});
+  add_populations("policy", config.policy.populations, "over policy.default");
   return fields;
 }
 
@@ -150,6 +194,7 @@ RunConfig LoadConfig(const std::filesystem::path& path,
       config = from_preset;
       config.preset.clear();
     }
+    TakePolicyFile(config);
     MakeAbsolute(config.data.folder);
     if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
     CheckConfig(config);
@@ -173,16 +218,29 @@ void CheckConfig(const RunConfig& config) {
     Fail("training.micro_batch x sequence_length x micro_batches = {} tokens a step", tokens);
   }
   if (config.data.folder.empty()) Fail("data.folder is missing");
+  PolicyOf(config);
   ScheduleOf(config).Check();
 }
 
 Policy PolicyOf(const RunConfig& config) {
   const OptimizerConfig& optimizer = config.optimizer;
-  Policy policy = PolicyNamed(optimizer.policy);
+  const bool own = optimizer.policy == kOwnPolicy;
+  if (!own && config.policy != PolicyTables{}) {
+    Fail("[policy] is not used by optimizer.policy = \"{}\" (but by \"{}\")", optimizer.policy,
+         kOwnPolicy);
+  }
+  Policy policy = own ? ResolvePolicy(kOwnPolicy, config.policy) : PolicyNamed(optimizer.policy);
   for (PolicyEntry& entry : policy.entries) {
-    float& decay = entry.settings.weight_decay;
-    decay = optimizer.weight_decay.value_or(decay);
-    decay = optimizer.weight_decay_of[static_cast<size_t>(entry.population)].value_or(decay);
+    entry.weight_decay = optimizer.weight_decay.value_or(entry.weight_decay);
+  }
+  for (int i = 0; i < kPopulations; ++i) {
+    const Settings& over = optimizer.populations[static_cast<size_t>(i)];
+    if (over.empty()) continue;
+    try {
+      Override(policy, Population(i), over);
+    } catch (const Error& error) {
+      Fail("optimizer.populations.{}: {}", NameOf(Population(i)), error.what());
+    }
   }
   return policy;
 }
@@ -190,12 +248,13 @@ Policy PolicyOf(const RunConfig& config) {
 Schedule ScheduleOf(const RunConfig& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   const int64_t steps = config.training.steps;
-  return {.kind = optimizer.schedule,
-          .peak = optimizer.learning_rate.value_or(PolicyNamed(optimizer.policy).learning_rate),
-          .steps = steps,
-          .warmup_steps = StepsOfFraction(optimizer.warmup_fraction, steps),
-          .decay_steps = StepsOfFraction(optimizer.decay_fraction, steps),
-          .min_ratio = optimizer.min_ratio};
+  return {
+      .kind = optimizer.schedule,
+      .peak = optimizer.learning_rate ? *optimizer.learning_rate : PolicyOf(config).learning_rate,
+      .steps = steps,
+      .warmup_steps = StepsOfFraction(optimizer.warmup_fraction, steps),
+      .decay_steps = StepsOfFraction(optimizer.decay_fraction, steps),
+      .min_ratio = optimizer.min_ratio};
 }
 
 void CheckSameRun(RunConfig old_config, RunConfig new_config) {
@@ -211,6 +270,7 @@ void CheckSameRun(RunConfig old_config, RunConfig new_config) {
       Fail("cannot resume with {} = {}: the run has {}", old_fields[i].key, new_value, old_value);
     }
   }
+  CheckSameRules(PolicyOf(old_config), PolicyOf(new_config));
 }
 
 }  // namespace terrace

@@ -41,17 +41,20 @@ struct TrainingConfig {
 };
 
 struct OptimizerConfig {
-  std::string policy = "skewadam";
+  std::string policy = "skewadam";     // a ready-made one, or kOwnPolicy
   std::optional<float> learning_rate;  // peak; empty: the policy's own
   ScheduleKind schedule = ScheduleKind::kCosine;
-  float warmup_fraction = 0.03f;  // of all steps
-  float decay_fraction = 0.2f;    // of all steps, at the end; wsd only
-  float min_ratio = 0;            // of learning_rate, at the end of linear, cosine and wsd
-  // Over the policy's own, for all populations or for one.
-  std::optional<float> weight_decay;
-  std::array<std::optional<float>, kPopulations> weight_decay_of;
+  float warmup_fraction = 0.03f;      // of all steps
+  float decay_fraction = 0.2f;        // of all steps, at the end; wsd only
+  float min_ratio = 0;                // of learning_rate, at the end of linear, cosine and wsd
+  std::optional<float> weight_decay;  // over the policy's own, for all populations
+  // Over both, for one population: keys of PolicyEntry and of its rule.
+  std::array<Settings, kPopulations> populations;
   Clipping clipping;
 };
+
+// The value of optimizer.policy for the policy that RunConfig itself holds.
+inline constexpr std::string_view kOwnPolicy = "own";
 
 struct RunConfig {
   std::string preset;  // where the model started from; consumed by LoadConfig
@@ -59,20 +62,24 @@ struct RunConfig {
   DataConfig data;
   TrainingConfig training;
   OptimizerConfig optimizer;
+  // Written here, or taken from the file that optimizer.policy named: a run does not depend on that
+  // file once it has started.
+  PolicyTables policy;
 };
 
 // The table of settings, bound to `config`.
 std::vector<Field> FieldsOf(RunConfig& config);
 
 // Reads a TOML file, then `assignments` ("key=value") over it. model.preset names the model that
-// other keys change. Relative paths are made absolute. Throws Error on one line.
+// other keys change; an optimizer.policy that names a file becomes the configuration's own policy.
+// Relative paths are made absolute. Throws Error on one line.
 RunConfig LoadConfig(const std::filesystem::path& path,
                      const std::vector<std::string>& assignments);
 
 // Impossible combinations, named by key. LoadConfig calls it.
 void CheckConfig(const RunConfig& config);
 
-// The named policy with the configuration's weight decay.
+// The policy with what the configuration lays over it. Throws Error naming the setting at fault.
 Policy PolicyOf(const RunConfig& config);
 Schedule ScheduleOf(const RunConfig& config);
 

@@ -5,7 +5,9 @@
 #include <memory>
 #include <sstream>
 
+#include "core/toml_text.h"
 #include "model/nearest_name.h"
+#include "optim/settings_toml.h"
 
 namespace terrace {
 namespace {
@@ -14,24 +16,6 @@ template <typename... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
 };
-
-std::string PlaceOf(const toml::source_region& source) {
-  return fmt::format("{}:{}", source.path ? *source.path : "", source.begin.line);
-}
-
-std::string TextOf(const toml::node& node) {
-  std::ostringstream text;
-  node.visit([&](const auto& value) { text << value; });
-  std::string line = text.str();
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  return line;
-}
-
-std::string Quoted(std::string_view text) {
-  std::ostringstream quoted;
-  quoted << toml::value<std::string>(std::string(text));
-  return quoted.str();
-}
 
 [[noreturn]] void FailType(const Field& field, const toml::node& node, std::string_view wanted) {
   Fail("{} = {} has to be {}", field.key, TextOf(node), wanted);
@@ -72,7 +56,19 @@ void SetChoice(const Field& field, const ChoiceTarget& choice, const toml::node&
   choice.set(indices);
 }
 
-void SetField(const Field& field, const toml::node& node) {
+// `name` is empty for all settings at once, as a table.
+void SetSetting(const Field& field, std::string_view name, const toml::node& node,
+                Settings& settings) {
+  if (!name.empty()) {
+    settings[std::string(name)] = SettingOf(fmt::format("{}.{}", field.key, name), node);
+    return;
+  }
+  if (!node.is_table()) FailType(field, node, "a table");
+  for (const auto& [key, value] : *node.as_table()) SetSetting(field, key.str(), value, settings);
+}
+
+// `key` is the field's, or that of one of its settings.
+void SetField(const Field& field, std::string_view key, const toml::node& node) {
   std::visit(Overloaded{
                  [&](int64_t* target) {
                    if (!node.is_integer()) FailType(field, node, "a whole number");
@@ -91,6 +87,10 @@ void SetField(const Field& field, const toml::node& node) {
                    *target = node.as_string()->get();
                  },
                  [&](const ChoiceTarget& choice) { SetChoice(field, choice, node); },
+                 [&](Settings* target) {
+                   const size_t start = std::min(key.size(), field.key.size() + 1);
+                   SetSetting(field, key.substr(start), node, *target);
+                 },
              },
              field.target);
 }
@@ -126,14 +126,19 @@ std::string Nearest(const std::vector<Field>& fields, std::string_view key) {
   return std::string(NearestName(key, candidates));
 }
 
+// A field of settings serves all keys below its own.
+bool IsSettings(const Field& field) { return std::holds_alternative<Settings*>(field.target); }
+
 bool IsTable(const std::vector<Field>& fields, const std::string& key) {
-  return std::any_of(fields.begin(), fields.end(),
-                     [&](const Field& field) { return field.key.starts_with(key + "."); });
+  return std::any_of(fields.begin(), fields.end(), [&](const Field& field) {
+    return field.key.starts_with(key + ".") || (IsSettings(field) && field.key == key);
+  });
 }
 
 const Field& FindField(const std::vector<Field>& fields, const std::string& key) {
-  const auto found = std::find_if(fields.begin(), fields.end(),
-                                  [&](const Field& field) { return field.key == key; });
+  const auto found = std::find_if(fields.begin(), fields.end(), [&](const Field& field) {
+    return field.key == key || (IsSettings(field) && key.starts_with(field.key + "."));
+  });
   if (found != fields.end()) return *found;
   if (key.empty()) Fail("the key is empty");
   if (IsTable(fields, key)) Fail("{} is a table of settings, not a setting", key);
@@ -149,7 +154,7 @@ void ApplyBelow(const std::vector<Field>& fields, const std::string& prefix,
       continue;
     }
     try {
-      SetField(FindField(fields, key), node);
+      SetField(FindField(fields, key), key, node);
     } catch (const Error& error) {
       Fail("{}: {}", PlaceOf(name.source()), error.what());
     }
@@ -166,31 +171,32 @@ void ApplyAssignment(const std::vector<Field>& fields, std::string_view assignme
   const size_t equals = assignment.find('=');
   if (equals == std::string_view::npos) Fail("--set {}: write key=value", assignment);
   try {
-    const Field& field = FindField(fields, std::string(assignment.substr(0, equals)));
-    SetField(field, *AssignedValue(field, std::string(assignment.substr(equals + 1))));
+    const std::string key(assignment.substr(0, equals));
+    const Field& field = FindField(fields, key);
+    SetField(field, key, *AssignedValue(field, std::string(assignment.substr(equals + 1))));
   } catch (const Error& error) {
     Fail("--set {}: {}", assignment, error.what());
   }
 }
 
 std::string ValueText(const Field& field) {
-  return std::visit(Overloaded{
-                        [](const int64_t* value) { return fmt::format("{}", *value); },
-                        [](const float* value) { return fmt::format("{}", *value); },
-                        [](const std::optional<float>* value) {
-                          return value->has_value() ? fmt::format("{}", **value) : std::string();
-                        },
-                        [](const bool* value) { return fmt::format("{}", *value); },
-                        [](const std::string* value) { return Quoted(*value); },
-                        [](const ChoiceTarget& choice) {
-                          std::vector<std::string> names;
-                          for (size_t index : choice.get())
-                            names.push_back(Quoted(choice.names[index]));
-                          return choice.list ? fmt::format("[{}]", fmt::join(names, ", "))
-                                             : names.at(0);
-                        },
-                    },
-                    field.target);
+  return std::visit(
+      Overloaded{
+          [](const int64_t* value) { return fmt::format("{}", *value); },
+          [](const float* value) { return fmt::format("{}", *value); },
+          [](const std::optional<float>* value) {
+            return value->has_value() ? fmt::format("{}", **value) : std::string();
+          },
+          [](const bool* value) { return fmt::format("{}", *value); },
+          [](const Settings* value) { return value->empty() ? std::string() : TextOf(*value); },
+          [](const std::string* value) { return QuotedToml(*value); },
+          [](const ChoiceTarget& choice) {
+            std::vector<std::string> names;
+            for (size_t index : choice.get()) names.push_back(QuotedToml(choice.names[index]));
+            return choice.list ? fmt::format("[{}]", fmt::join(names, ", ")) : names.at(0);
+          },
+      },
+      field.target);
 }
 
 std::string ToToml(const std::vector<Field>& fields) {
@@ -207,16 +213,6 @@ std::string ToToml(const std::vector<Field>& fields) {
                         value, field.doc);
   }
   return text;
-}
-
-toml::table ParseToml(std::string_view text, std::string_view path) {
-  try {
-    return toml::parse(text, path);
-  } catch (const toml::parse_error& error) {
-    std::string description(error.description());
-    std::replace(description.begin(), description.end(), '\n', ' ');
-    Fail("{}: {}", PlaceOf(error.source()), description);
-  }
 }
 
 }  // namespace terrace

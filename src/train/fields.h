@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "optim/settings.h"
 
 namespace terrace {
 
@@ -26,8 +27,9 @@ struct ChoiceTarget {
 };
 
 struct Field {
-  using Target =
-      std::variant<int64_t*, float*, std::optional<float>*, bool*, std::string*, ChoiceTarget>;
+  // Settings are an open table, whose keys their reader knows.
+  using Target = std::variant<int64_t*, float*, std::optional<float>*, bool*, std::string*,
+                              ChoiceTarget, Settings*>;
 
   std::string key;  // "model.width"
   Target target;
@@ -84,13 +86,10 @@ void ApplyTable(const std::vector<Field>& fields, const toml::table& table);
 // Sets one field from "key=value", the value in TOML (quotes around text may be left out).
 void ApplyAssignment(const std::vector<Field>& fields, std::string_view assignment);
 
-// The value as TOML; empty for an optional field without one.
+// The value as TOML; empty for an optional field without one, and for no settings.
 std::string ValueText(const Field& field);
 
 // All fields as a TOML file, each with its doc as a comment; those without a value commented out.
 std::string ToToml(const std::vector<Field>& fields);
-
-// As toml::parse, with errors on one line: "run.toml:7: ...".
-toml::table ParseToml(std::string_view text, std::string_view path);
 
 }  // namespace terrace

@@ -111,6 +111,21 @@ TEST_F(TrainCommandTest, SettingsAreAConfiguration) {
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
 }
 
+TEST_F(TrainCommandTest, PoliciesAreListedAndPrintedAsFiles) {
+  EXPECT_THAT(Run({"policies"}).output, StartsWith("skewadam                  SkewAdam as "));
+  const ProgramResult ready = Run({"policies", "skewadam-uniform"});
+  EXPECT_EQ(ready.exit_code, 0) << ready.errors;
+  EXPECT_THAT(ready.output, HasSubstr("\n[expert]  # state of a matrix: momentum f32, "));
+  std::ofstream(folder_ / "mine.toml") << ready.output;
+  EXPECT_EQ(Run({"policies", "mine.toml"}).output, ready.output);
+  EXPECT_EQ(Run({"train", Config(), "-o", "run", "--set", "optimizer.policy=mine.toml", "--set",
+                 "training.steps=2"})
+                .exit_code,
+            0);
+  EXPECT_THAT(ErrorOf({"policies", "adam"}), HasSubstr("no policy is called \"adam\""));
+  EXPECT_THAT(ErrorOf({"policies", "absent.toml"}), HasSubstr("absent.toml: cannot read"));
+}
+
 TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({}), HasSubstr("subcommand"));
   EXPECT_THAT(ErrorOf({"trian"}), HasSubstr("unknown command trian, did you mean train?"));

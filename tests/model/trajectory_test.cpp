@@ -36,10 +36,10 @@ class TrajectoryTest : public ReferenceModelTest {
     constexpr float kLearningRate = 3e-3f;
     Policy policy = PolicyNamed(policy_name);
     for (PolicyEntry& entry : policy.entries) {
-      entry.settings.weight_decay = entry.population == Population::kRouter ? 0 : 0.05f;
-      entry.settings.beta1 = 0.9;
-      entry.settings.beta2 = 0.999;
-      entry.settings.eps = 1e-8;
+      entry.weight_decay = entry.population == Population::kRouter ? 0 : 0.05f;
+      entry.settings["beta1"] = 0.9;
+      entry.settings["beta2"] = 0.999;
+      entry.settings["eps"] = 1e-8;
     }
     TestModel model(Config(), GetParam());
     LoadWeights(model.model());

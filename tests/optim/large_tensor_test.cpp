@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "optim/clipping.h"
-#include "optim/policy.h"
+#include "optim/rules/rules.h"
 
 namespace terrace {
 namespace {
@@ -59,7 +59,7 @@ TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
   Parameter parameter;
   parameter.name = "large";
   parameter.value = weight.view();
-  const auto rule = MakeRule("skewadam", {.momentum = false, .rms_clip = 0});
+  const auto rule = MakeRule("skewadam", {{"momentum", "none"}, {"rms_clip", 0.0}});
   std::vector<float> rows(kRows), columns(kColumns);
   const TensorView state[] = {
       {reinterpret_cast<std::byte*>(rows.data()), DType::kF32, {kRows}, "rows"},

@@ -45,7 +45,7 @@ std::vector<Case> ReadCases() {
       settings.second_moment = SecondMoment::kExact;
       settings.rms_clip = 0;
     } else if (c.rule == "skewadam") {
-      settings.momentum = optimizer == "skewadam/backbone";
+      if (optimizer != "skewadam/backbone") settings.momentum = "none";
       if (optimizer == "skewadam/router") settings.second_moment = SecondMoment::kExact;
       settings.rms_clip = hyper["rms_clip"];
     } else {

@@ -77,7 +77,7 @@ TEST(StochasticRoundingTest, BitsAreUniformAndUncorrelated) {
 }
 
 RuleSettings Exact() {
-  return {.momentum = false, .second_moment = SecondMoment::kExact, .rms_clip = 0};
+  return {.momentum = "none", .second_moment = SecondMoment::kExact, .rms_clip = 0};
 }
 
 // One step of a constant update from 1: the mean of the rounded weights is the float32 result.
@@ -123,6 +123,42 @@ TEST(StochasticRoundingTest, SmallDecayShrinksWeights) {
   const double error = std::sqrt((squares / kSize - mean * mean) / kSize);
   EXPECT_NEAR(mean, std::pow(1 - 1.5e-5, kSteps), 3 * error);
   EXPECT_LT(mean, 1 - 20 * error);
+}
+
+// A momentum of bfloat16 that forgets slowly moves by less than half an ulp a step: rounding to
+// nearest would stop it at 2^-2 or so. Its mean follows the float32 one.
+TEST(StochasticRoundingTest, MomentumIsUnbiased) {
+  constexpr int kSteps = 2000;
+  for (const Shape& shape : {Shape{64, 128}, Shape{8192}}) {  // factored, exact
+    RuleBench bench("skewadam", {.beta1 = 0.999, .momentum = "bf16"}, shape);
+    Fill(bench.weight(), std::vector<float>(shape.size(), 1));
+    Fill(bench.gradient(), std::vector<float>(shape.size(), 1));
+    ASSERT_EQ(bench.state()[0].dtype, DType::kBF16);
+    for (int step = 0; step < kSteps; ++step) bench.Step();
+    const std::vector<float> momentum = ValuesOf(bench.state()[0]);
+    const double size = static_cast<double>(shape.size());
+    double sum = 0, squares = 0;
+    for (float m : momentum) {
+      sum += m;
+      squares += double{m} * m;
+    }
+    const double mean = sum / size;
+    const double error = std::sqrt((squares / size - mean * mean) / size);
+    ASSERT_GT(error, 0) << "nothing was rounded: the case tests nothing";
+    EXPECT_NEAR(mean, 1 - std::pow(0.999, kSteps), 3 * error);
+  }
+}
+
+// Equal values get different bits as weights and as momentum.
+TEST(StochasticRoundingTest, MomentumHasBitsOfItsOwn) {
+  constexpr int64_t kSize = 4096;
+  const uint64_t key = MixKeys(1, 5, 7);
+  int64_t equal = 0;
+  for (int64_t i = 0; i < kSize; ++i) {
+    equal += RoundingBits(StripeKey(key, 3), i) ==
+             RoundingBits(StripeKey(kernels::MomentumKey(key), 3), i);
+  }
+  EXPECT_LT(equal, 4);  // 1/16 are expected
 }
 
 }  // namespace

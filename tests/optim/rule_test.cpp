@@ -20,10 +20,11 @@ struct Tier {
   RuleSettings settings;
 };
 
-std::vector<Tier> Tiers() {
+// Of skewadam, and adamw.
+std::vector<Tier> Float32Tiers() {
   const RuleSettings backbone{.weight_decay = 0.05f};
   RuleSettings expert = backbone;
-  expert.momentum = false;
+  expert.momentum = "none";
   RuleSettings router = expert;
   router.second_moment = SecondMoment::kExact;
   RuleSettings exact_momentum = backbone;
@@ -34,7 +35,7 @@ std::vector<Tier> Tiers() {
   RuleSettings unclipped = expert;
   unclipped.rms_clip = 0;
   RuleSettings tight = backbone;
-  tight.rms_clip = 0.25f;
+  tight.rms_clip = 0.25;
   RuleSettings adamw = exact_momentum;
   adamw.rms_clip = 0;
   return {
@@ -42,6 +43,15 @@ std::vector<Tier> Tiers() {
       {"router", "skewadam", router},         {"exact with momentum", "skewadam", exact_momentum},
       {"relative eps", "skewadam", relative}, {"unclipped", "skewadam", unclipped},
       {"tight clip", "skewadam", tight},      {"adamw", "adamw", adamw}};
+}
+
+std::vector<Tier> Tiers() {
+  std::vector<Tier> tiers = Float32Tiers();
+  RuleSettings narrow{.weight_decay = 0.05f, .momentum = "bf16"};
+  tiers.push_back({"bfloat16 momentum", "skewadam", narrow});
+  narrow.second_moment = SecondMoment::kExact;
+  tiers.push_back({"exact with bfloat16 momentum", "skewadam", narrow});
+  return tiers;
 }
 
 // Remainders of units and of row blocks, rows of several stripes, one element.
@@ -53,7 +63,7 @@ const std::vector<Shape>& Shapes() {
 
 TEST(RuleTest, MatchesTheFormulasOnAllShapesAndGradientTypes) {
   constexpr float kScale = 0.37f;
-  for (const Tier& tier : Tiers()) {
+  for (const Tier& tier : Float32Tiers()) {
     for (const Shape& shape : Shapes()) {
       // A row with a faint gradient has its second moment floored.
       for (const auto& [gradient_dtype, faint_row] :
@@ -268,7 +278,7 @@ TEST(RuleTest, RelativeEpsMakesTheUpdateIndependentOfTheGradientScale) {
 
 TEST(RuleTest, CountsFlooredEntries) {
   // Columns of a factored matrix: 0, 3 and 4 have no gradient.
-  RuleBench factored("skewadam", {.momentum = false}, {3, 5});
+  RuleBench factored("skewadam", {.momentum = "none"}, {3, 5});
   Fill(factored.weight(), std::vector<float>(15));
   Fill(factored.gradient(), {0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0});
   UpdateReport report = factored.Step();
@@ -276,7 +286,7 @@ TEST(RuleTest, CountsFlooredEntries) {
   EXPECT_EQ(report.entries, 5);
 
   // Elements of an exact one, at a size that is no multiple of the kernels' unit.
-  RuleBench exact("skewadam", {.momentum = false}, {100});
+  RuleBench exact("skewadam", {.momentum = "none"}, {100});
   std::vector<float> gradient(100, 1);
   gradient[3] = gradient[99] = 1e-6f;
   Fill(exact.weight(), std::vector<float>(100));
@@ -315,8 +325,36 @@ TEST(RuleTest, NanReachesBfloat16WeightsAsNan) {
   }
 }
 
+// The momentum of one step, against the float32 one rounded by the scalar definition.
+TEST(RuleTest, Bfloat16MomentumIsTheRoundedFloat32Momentum) {
+  for (const SecondMoment second : {SecondMoment::kFactored, SecondMoment::kExact}) {
+    for (const Shape& shape : Shapes()) {
+      SCOPED_TRACE(shape.ToString());
+      RuleBench wide("skewadam", {.second_moment = second}, shape);
+      RuleBench narrow("skewadam", {.momentum = "bf16", .second_moment = second}, shape);
+      for (RuleBench* bench : {&wide, &narrow}) {
+        Fill(bench->weight(), RandomValues(shape.size(), 0.5, 1));
+        Fill(bench->gradient(), RandomValues(shape.size(), 0.01, 2));
+        bench->Step();
+      }
+      const bool by_rows = shape.rank() == 2 && second == SecondMoment::kFactored;
+      const int64_t columns = by_rows ? shape[1] : shape.size();
+      const int64_t stripes = (columns + kernels::kStripe - 1) / kernels::kStripe;
+      const uint64_t rounding_key = kernels::MomentumKey(narrow.context().rounding_key);
+      for (int64_t i = 0; i < shape.size(); ++i) {
+        const int64_t stripe = i / columns * stripes + i % columns / kernels::kStripe;
+        const BF16 expected = kernels::RoundStochastically(
+            wide.state()[0].as<float>()[i],
+            kernels::RoundingBits(kernels::StripeKey(rounding_key, stripe),
+                                  i % columns % kernels::kStripe));
+        ASSERT_EQ(narrow.state()[0].as<BF16>()[i].bits, expected.bits) << "element " << i;
+      }
+    }
+  }
+}
+
 TEST(RuleTest, RefusesSettingsThatItCannotHonour) {
-  const auto message = [](const std::string& rule, const RuleSettings& settings) -> std::string {
+  const auto message = [](const std::string& rule, const Settings& settings) -> std::string {
     try {
       MakeRule(rule, settings);
     } catch (const Error& error) {
@@ -325,20 +363,24 @@ TEST(RuleTest, RefusesSettingsThatItCannotHonour) {
     return "";
   };
   EXPECT_EQ(message("skewadam", {}), "");
-  EXPECT_EQ(message("skewadam", {.beta2 = 1.0}), "skewadam: beta2 = 1 is not in [0, 1)");
-  EXPECT_EQ(message("skewadam", {.eps = 0}), "skewadam: eps = 0 is not in [1e-30, 1)");
-  EXPECT_NE(message("skewadam", {.weight_decay = -1}), "");
-  EXPECT_NE(message("skewadam", {.rms_clip = NAN}), "");
-  const RuleSettings adamw{.second_moment = SecondMoment::kExact, .rms_clip = 0};
-  EXPECT_EQ(message("adamw", adamw), "");
-  RuleSettings bad = adamw;
-  bad.momentum = false;
-  EXPECT_EQ(message("adamw", bad), "adamw: momentum cannot be off");
-  bad = adamw;
-  bad.second_moment = SecondMoment::kFactored;
-  EXPECT_EQ(message("adamw", bad), "adamw: the second moment must be exact");
-  EXPECT_EQ(message("adamv", adamw),
-            "policy: no rule is called \"adamv\"; known are skewadam, adamw");
+  EXPECT_EQ(message("skewadam", {{"beta2", 1.0}}),
+            "skewadam: beta2 = 1 is not within 0 .. 0.9999999");
+  EXPECT_EQ(message("skewadam", {{"eps", 0.0}}), "skewadam: eps = 0 is not within 1e-30 .. 1");
+  EXPECT_EQ(message("skewadam", {{"rms_clip", NAN}}),
+            "skewadam: rms_clip = nan is not within 0 .. 1e+30");
+  EXPECT_EQ(message("skewadam", {{"momentum", "int8"}}),
+            "skewadam: momentum = 'int8' has to be one of none, f32, bf16");
+  EXPECT_EQ(message("skewadam", {{"momentum", false}}),
+            "skewadam: momentum = false has to be one of none, f32, bf16");
+  EXPECT_EQ(message("skewadam", {{"second_momentum", "exact"}}),
+            "skewadam: unknown setting second_momentum, did you mean second_moment?");
+  EXPECT_EQ(message("adamw", {}), "");
+  EXPECT_EQ(message("adamw", {{"beta3", 0.9}}),
+            "adamw: unknown setting beta3, did you mean beta1?");
+  // Not the rule's, but what the table beside it may say.
+  EXPECT_EQ(message("adamw", {{"weight_decya", 0.9}}),
+            "adamw: unknown setting weight_decya, did you mean weight_decay?");
+  EXPECT_EQ(message("adamv", {}), "no rule is called adamv, did you mean adamw?");
 }
 
 }  // namespace

@@ -13,9 +13,36 @@
 
 #include "core/arena.h"
 #include "core/rng.h"
-#include "optim/policy.h"
+#include "optim/rules/rules.h"
 
 namespace terrace {
+
+enum class EpsMode { kAbsolute, kRelative };
+enum class SecondMoment { kFactored, kExact };
+
+// Settings of skewadam, or those of adamw among them, as the formulas below read them.
+struct RuleSettings {
+  float weight_decay = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  EpsMode eps_mode = EpsMode::kAbsolute;
+  std::string momentum = "f32";
+  SecondMoment second_moment = SecondMoment::kFactored;
+  double rms_clip = 1;
+};
+
+inline Settings SettingsFor(std::string_view rule, const RuleSettings& settings) {
+  Settings all = {{"beta1", settings.beta1}, {"beta2", settings.beta2}, {"eps", settings.eps}};
+  if (rule != "skewadam") return all;
+  const bool relative = settings.eps_mode == EpsMode::kRelative;
+  const bool exact = settings.second_moment == SecondMoment::kExact;
+  all["eps_mode"] = relative ? "relative" : "absolute";
+  all["momentum"] = settings.momentum;
+  all["second_moment"] = exact ? "exact" : "factored";
+  all["rms_clip"] = settings.rms_clip;
+  return all;
+}
 
 inline void Fill(TensorView view, const std::vector<float>& values) {
   ASSERT_EQ(view.size(), static_cast<int64_t>(values.size()));
@@ -51,7 +78,8 @@ class RuleBench {
  public:
   RuleBench(const std::string& rule, const RuleSettings& settings, Shape shape,
             DType weight_dtype = DType::kF32, DType gradient_dtype = DType::kF32)
-      : arena_(int64_t{32} * (shape.size() + 4096)), rule_(MakeRule(rule, settings)) {
+      : arena_(int64_t{32} * (shape.size() + 4096)),
+        rule_(MakeRule(rule, SettingsFor(rule, settings))) {
     parameter_.name = "tensor";
     parameter_.population = Population::kExpert;
     parameter_.id = 0;
@@ -123,7 +151,7 @@ class PlainRule {
       if (adamw_) {
         u[i] = m_[i] / b1 / (denominator[i] / b2 + s_.eps);
       } else {
-        u[i] = (s_.momentum ? m_[i] * b2 / b1 : g[i] * b2) / denominator[i];
+        u[i] = (s_.momentum != "none" ? m_[i] * b2 / b1 : g[i] * b2) / denominator[i];
       }
     }
     double squares = 0;

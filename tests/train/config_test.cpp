@@ -36,8 +36,8 @@ precision = "bf16"
 [optimizer]
 policy = "adamw"
 learning_rate = 1e-3
-[optimizer.weight_decay_of]
-router = 0
+[optimizer.populations.router]
+weight_decay = 0
 )";
 
 class ConfigTest : public ::testing::Test {
@@ -72,7 +72,8 @@ TEST_F(ConfigTest, ReadsEveryKindOfValue) {
   EXPECT_EQ(config.optimizer.policy, "adamw");
   EXPECT_EQ(config.optimizer.learning_rate, 1e-3f);
   EXPECT_FALSE(config.optimizer.weight_decay.has_value());
-  EXPECT_EQ(config.optimizer.weight_decay_of[static_cast<size_t>(Population::kRouter)], 0.0f);
+  EXPECT_EQ(config.optimizer.populations[static_cast<size_t>(Population::kRouter)],
+            (Settings{{"weight_decay", 0.0}}));
   EXPECT_EQ(config.training.seed, 1);
   EXPECT_TRUE(std::filesystem::path(config.data.folder).is_absolute());
 }
@@ -105,26 +106,100 @@ TEST_F(ConfigTest, APresetIsWhatOtherKeysChange) {
 TEST_F(ConfigTest, WeightDecayAndLearningRateComeFromThePolicyUnlessTold) {
   const auto decay_of = [](const RunConfig& config, Population population) {
     for (const PolicyEntry& entry : PolicyOf(config).entries) {
-      if (entry.population == population) return entry.settings.weight_decay;
+      if (entry.population == population) return entry.weight_decay;
     }
     return -1.0f;
   };
   const RunConfig plain = Load(kGood);
   EXPECT_EQ(decay_of(plain, Population::kExpert), 0.1f);
-  EXPECT_EQ(decay_of(plain, Population::kRouter), 0.0f);  // weight_decay_of.router
+  EXPECT_EQ(decay_of(plain, Population::kRouter), 0.0f);  // populations.router
   EXPECT_EQ(ScheduleOf(plain).peak, 1e-3f);
   const RunConfig told = Load(kGood, {"optimizer.weight_decay=0.5"});
   EXPECT_EQ(decay_of(told, Population::kExpert), 0.5f);
   EXPECT_EQ(decay_of(told, Population::kRouter), 0.0f);
 }
 
+constexpr std::string_view kPolicy = R"(learning_rate = 2e-3
+base = "skewadam"
+[default]
+weight_decay = 0.3
+[expert]
+momentum = "bf16"
+)";
+
+TEST_F(ConfigTest, PopulationsLieOverThePolicy) {
+  const auto entry_of = [](const RunConfig& config, Population population) {
+    for (const PolicyEntry& entry : PolicyOf(config).entries) {
+      if (entry.population == population) return entry;
+    }
+    return PolicyEntry{};
+  };
+  const RunConfig config =
+      Load(kGood, {"optimizer.weight_decay=0.5", "optimizer.populations.expert.lr_multiplier=2",
+                   "optimizer.populations.expert.beta1=0.8",
+                   "optimizer.populations.norm={rule = \"skewadam\", momentum = \"none\"}",
+                   "optimizer.populations.head.rule=skewadam"});
+  const PolicyEntry expert = entry_of(config, Population::kExpert);
+  EXPECT_EQ(expert.rule, "adamw");
+  EXPECT_EQ(expert.weight_decay, 0.5f);
+  EXPECT_EQ(expert.lr_multiplier, 2);
+  EXPECT_EQ(expert.settings, (Settings{{"beta1", 0.8}, {"beta2", 0.95}}));
+  EXPECT_EQ(entry_of(config, Population::kNorm).settings, (Settings{{"momentum", "none"}}));
+  EXPECT_EQ(entry_of(config, Population::kHead).rule, "skewadam");
+  EXPECT_EQ(entry_of(config, Population::kRouter).weight_decay, 0);
+}
+
+TEST_F(ConfigTest, APolicyFileBecomesPartOfTheConfiguration) {
+  const std::filesystem::path file = folder_ / "mine.toml";
+  const std::vector<std::string> assignments = {"optimizer.policy=" + file.string()};
+  const std::string_view good = kGood.substr(0, kGood.find("[optimizer]"));
+  std::ofstream(file) << kPolicy;
+  RunConfig config = Load(good, assignments);
+  EXPECT_EQ(config.optimizer.policy, "own");
+  EXPECT_EQ(config.policy, ParsePolicy(kPolicy, "mine.toml"));
+  EXPECT_EQ(ScheduleOf(config).peak, 2e-3f);
+  EXPECT_EQ(PolicyOf(config).entries[0].weight_decay, 0.3f);
+
+  // The file is not needed any more.
+  std::filesystem::remove(file);
+  const RunConfig again = Load(ToToml(FieldsOf(config)));
+  EXPECT_EQ(again.policy, config.policy);
+  CheckSameRun(config, again);
+
+  // A run that is resumed by its first configuration is compared with what the file said then.
+  std::ofstream(file) << "base = \"skewadam\"\n[expert]\nmomentum = \"bf16\"\n";
+  CheckSameRun(config, Load(good, assignments));  // decay and learning rate may change
+  std::ofstream(file) << "base = \"skewadam\"\n";
+  EXPECT_THROW(CheckSameRun(config, Load(good, assignments)), Error);
+}
+
+TEST_F(ConfigTest, FaultsOfAPolicyFileNameIt) {
+  const std::filesystem::path file = folder_ / "mine.toml";
+  const auto message = [&](std::string_view policy, std::string_view more = "") {
+    std::ofstream(file) << policy;
+    std::string text(kGood.substr(0, kGood.find("[optimizer]")));
+    return MessageOf(text.append(more), {"optimizer.policy=" + file.string()});
+  };
+  EXPECT_EQ(message(kPolicy), "");
+  EXPECT_THAT(message("base = 3"), HasSubstr("mine.toml:1: base = 3 has to be one of skewadam,"));
+  EXPECT_THAT(message("base = \"adamw\"\n[norm]\neps = 2"),
+              HasSubstr("mine.toml: population norm: adamw: eps = 2 is not within 1e-30 .. 1"));
+  EXPECT_THAT(message(kPolicy, "[policy.norm]\neps = 1e-9"),
+              HasSubstr("mine.toml and the tables of [policy] exclude each other"));
+}
+
 TEST_F(ConfigTest, TheWrittenConfigReadsBackAsItself) {
-  RunConfig config = Load(kGood, {"optimizer.learning_rate=0.00012345679"});
+  RunConfig config = Load(kGood, {"optimizer.learning_rate=0.00012345679", "optimizer.policy=own",
+                                  "policy.base=skewadam", "policy.default.eps=1e-30",
+                                  "policy.expert={momentum = \"none\", lr_multiplier = 0.1}",
+                                  "optimizer.populations.norm.eps_mode=relative"});
   const std::string text = ToToml(FieldsOf(config));
   RunConfig again = Load(text);
   EXPECT_EQ(ToToml(FieldsOf(again)), text);
   EXPECT_EQ(again.optimizer.learning_rate, config.optimizer.learning_rate);
   EXPECT_EQ(again.model.ffn, config.model.ffn);
+  EXPECT_EQ(again.policy, config.policy);
+  EXPECT_EQ(again.optimizer.populations, config.optimizer.populations);
   CheckSameRun(config, again);
 }
 
@@ -183,8 +258,7 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamedWithTheirLine) {
       {"learning_rate = 1e-3", "max_norm = 0", "optimizer.max_norm = 0 is below"},
       {"learning_rate = 1e-3", "policy = true", "run.toml:21: "},
       {"policy = \"adamw\"", "policy = true", "optimizer.policy = true has to be text in quotes"},
-      {"policy = \"adamw\"", "policy = \"adamv\"",
-       "run.toml: policy: no policy is called \"adamv\""},
+      {"policy = \"adamw\"", "policy = \"adamv\"", "run.toml: no policy is called \"adamv\""},
       {"learning_rate = 1e-3", "schedule = \"wsd\"\nwarmup_fraction = 0.5\ndecay_fraction = 0.6",
        "exceeds the"},
       {"[model]\n", "[model]\npreset = \"moe-labtop\"\n", "the nearest is \"moe-laptop\""},
@@ -192,11 +266,24 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamedWithTheirLine) {
       {"sequence_length = 16", "sequence_length = 65",
        "run.toml: training.sequence_length = 65 exceeds model.max_positions = 64"},
       {"sequence_length = 16",
-       "sequence_length = 16\nmicro_batch = 1_000_000_000\nmicro_batches = 1_000_000_000",
+       "sequence_length = 16\nmicro_batch = 1_000_000_000\nmicro_batches = 10_000",
        "training.micro_batch x sequence_length x micro_batches"},
-      {"router = 0", "routre = 0",
-       "unknown key optimizer.weight_decay_of.routre, did you mean "
-       "optimizer.weight_decay_of.router?"},
+      {"populations.router", "populations.routre",
+       "run.toml:22: unknown key optimizer.populations.routre, did you mean "
+       "optimizer.populations.router?"},
+      {"weight_decay = 0", "weight_decya = 0",
+       "run.toml: optimizer.populations.router: adamw: unknown setting weight_decya, did you mean "
+       "weight_decay?"},
+      {"weight_decay = 0", "weight_decay = [0]",
+       "run.toml:23: optimizer.populations.router.weight_decay = [ 0 ] has to be a number, text"},
+      {"weight_decay = 0", "beta1 = 1",
+       "run.toml: optimizer.populations.router: adamw: beta1 = 1 is not within 0 .. 0.9999999"},
+      {"[optimizer.populations.router]\nweight_decay = 0", "[optimizer.populations]\nrouter = 5",
+       "run.toml:23: optimizer.populations.router = 5 has to be a table"},
+      {"policy = \"adamw\"", "policy = \"absent.toml\"", "run.toml: absent.toml: cannot read"},
+      {"policy = \"adamw\"", "policy = \"own\"", "run.toml: policy own: learning_rate is missing"},
+      {"[data]", "[policy]\nbase = \"adamw\"\n[data]",
+       "run.toml: [policy] is not used by optimizer.policy = \"adamw\" (but by \"own\")"},
   };
   for (const Case& c : kCases) {
     std::string text(kGood);
@@ -219,6 +306,9 @@ TEST_F(ConfigTest, MistakesInAssignmentsAreNamed) {
       {"training.precision=f16", "has to be one of f32, bf16"},
       {"=3", "--set =3: the key is empty"},
       {"model.router=3", "model.router is a table of settings, not a setting"},
+      {"optimizer.populations.expert=adamw",
+       "optimizer.populations.expert = 'adamw' has to be a table"},
+      {"optimizer.populations.expert.beta1=[1]", "optimizer.populations.expert.beta1 = [ 1 ] has"},
   };
   for (const auto& [assignment, message] : kCases) {
     EXPECT_THAT(MessageOf(kGood, {assignment}), HasSubstr(message)) << assignment;
@@ -228,6 +318,9 @@ TEST_F(ConfigTest, MistakesInAssignmentsAreNamed) {
 TEST_F(ConfigTest, ARunGoesOnOnlyAsItself) {
   const RunConfig config = Load(kGood);
   CheckSameRun(config, Load(kGood, {"training.steps=5", "training.threads=1", "training.keep=9"}));
+  CheckSameRun(config, Load(kGood, {"optimizer.weight_decay=1",
+                                    "optimizer.populations.expert.lr_multiplier=2",
+                                    "optimizer.populations.expert.eps=1e-8"}));  // is the default
   for (const std::string assignment : {"model.width=64", "training.seed=2",
                                        "training.micro_batches=2", "optimizer.policy=skewadam"}) {
     try {
@@ -236,6 +329,17 @@ TEST_F(ConfigTest, ARunGoesOnOnlyAsItself) {
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr(assignment.substr(0, assignment.find('='))));
     }
+  }
+}
+
+TEST_F(ConfigTest, ARunGoesOnOnlyUnderItsRules) {
+  try {
+    CheckSameRun(Load(kGood), Load(kGood, {"optimizer.populations.expert.beta1=0.8"}));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "cannot resume with population expert under adamw { beta1 = 0.8, beta2 = 0.95, eps = "
+              "1e-08 }: the run has adamw { beta1 = 0.9, beta2 = 0.95, eps = 1e-08 }");
   }
 }
 

@@ -189,6 +189,38 @@ TEST_F(TrainerTest, BadDataIsRefusedBeforeTheFolderIsMade) {
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 
+// The file may change or vanish after the start.
+TEST_F(TrainerTest, AUserPolicyTrainsAndResumes) {
+  const fs::path policy = folder_ / "mine.toml";
+  std::ofstream(policy) << "learning_rate = 2e-3\nbase = \"skewadam-expert-momentum\"\n"
+                           "[default]\nmomentum = \"bf16\"\n"
+                           "[head]\nrule = \"adamw\"\n[norm]\nlr_multiplier = 0.5\n";
+  const fs::path written = folder_ / "run.toml";
+  config_.training.steps = 4;
+  config_.training.checkpoint_interval = 2;
+  config_.optimizer.policy = policy.string();
+  std::ofstream(written) << ToToml(FieldsOf(config_));
+  config_ = LoadConfig(written, {});
+
+  Run(folder_ / "whole");
+  Run(folder_ / "halves", false, 2);
+  fs::remove(policy);
+  config_ = LoadConfig(RunFolder{folder_ / "halves"}.config(), {});
+  Run(folder_ / "halves", true);
+  EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "halves"));
+  EXPECT_EQ(FindStoredModel(folder_ / "halves").config.policy, config_.policy);
+
+  const std::string state = ReadFile(folder_ / "halves/checkpoints/step-4/optimizer.safetensors");
+  EXPECT_THAT(state, HasSubstr("layers.1.ff.experts.2.w1.weight.momentum\":{\"data_offsets\""));
+  EXPECT_THAT(state, HasSubstr("BF16"));
+
+  // The file is back, but says something else.
+  std::ofstream(policy) << "base = \"adamw\"\n";
+  config_ = LoadConfig(written, {});
+  EXPECT_THAT(MessageOfRun(folder_ / "halves", true),
+              HasSubstr("cannot resume with population embedding under adamw { beta1 = 0.9, "));
+}
+
 TEST_F(TrainerTest, ALossThatIsNotFiniteStopsWithStepAndTensor) {
   config_.training.checkpoint_interval = 1;
   Run(folder_ / "run", false, 3);

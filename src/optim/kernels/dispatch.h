@@ -18,4 +18,11 @@ void WithElements(const TensorView& view, F&& f) {
   }
 }
 
+// The same, or f of a null float* for an empty view.
+template <typename F>
+void WithElementsOrNull(const TensorView& view, F&& f) {
+  if (view.empty()) return f(static_cast<float*>(nullptr));
+  WithElements(view, f);
+}
+
 }  // namespace terrace::kernels

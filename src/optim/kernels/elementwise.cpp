@@ -53,9 +53,9 @@ double SquareSum(TensorView view, int64_t begin, int64_t end) {
   return total;
 }
 
-template <typename Gradient>
-HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, float* momentum, Decay first,
-                              float* second, Decay decay, int64_t count) {
+template <typename Gradient, typename Momentum>
+HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, Momentum* momentum, Decay first,
+                              float* second, Decay decay, int64_t count, uint64_t momentum_key) {
   Accumulator sum;
   const auto second_moment = [&](VF g, float* v_at, int64_t v) HWY_ATTR {
     const VF updated = decay(Load(v_at), hn::Mul(g, g));
@@ -71,14 +71,15 @@ HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, float* momentu
         },
         gradient, second);
   } else {
+    UnitStore<Momentum> store(momentum_key);
     ForUnits(
         count,
-        [&](int64_t, const Gradient* g, float* m, float* s) HWY_ATTR {
-          ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
-            const VF scaled = hn::Mul(Load(g + at), scale);
-            Store(first(Load(m + at), scaled), m + at);
-            second_moment(scaled, s + at, v);
-          });
+        [&](int64_t, const Gradient* g, Momentum* m, float* s) HWY_ATTR {
+          store([&](int64_t at)
+                    HWY_ATTR { return first(Load(m + at), hn::Mul(Load(g + at), scale)); },
+                m);
+          ForVectors([&](int64_t at, int64_t v)
+                         HWY_ATTR { second_moment(hn::Mul(Load(g + at), scale), s + at, v); });
         },
         gradient, momentum, second);
   }
@@ -86,14 +87,16 @@ HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, float* momentu
 }
 
 double Moments(TensorView gradient, float scale, TensorView momentum, double beta1,
-               TensorView second, double beta2, int64_t begin, int64_t end) {
-  float* m = momentum.empty() ? nullptr : momentum.as<float>();
+               uint64_t momentum_key, TensorView second, double beta2, int64_t begin, int64_t end) {
   float* s = second.as<float>();
   double total = 0;
   WithElements(gradient, [&](const auto* g) {
-    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t) HWY_ATTR {
-      total += MomentStripe(g + first, hn::Set(F32(), scale), m != nullptr ? m + first : nullptr,
-                            Decay(beta1), s + first, Decay(beta2), count);
+    WithElementsOrNull(momentum, [&](auto* m) {
+      ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
+        total += MomentStripe(g + first, hn::Set(F32(), scale), m != nullptr ? m + first : m,
+                              Decay(beta1), s + first, Decay(beta2), count,
+                              StripeKey(momentum_key, stripe));
+      });
     });
   });
   return total;
@@ -215,8 +218,10 @@ double SumOfSquares(TensorView x, int64_t begin, int64_t end) {
 }
 
 double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
-                    TensorView second, double beta2, int64_t begin, int64_t end) {
-  return HWY_DYNAMIC_DISPATCH(Moments)(gradient, scale, momentum, beta1, second, beta2, begin, end);
+                    uint64_t momentum_key, TensorView second, double beta2, int64_t begin,
+                    int64_t end) {
+  return HWY_DYNAMIC_DISPATCH(Moments)(gradient, scale, momentum, beta1, momentum_key, second,
+                                       beta2, begin, end);
 }
 
 ExactSquares SumExactSquares(TensorView x, TensorView second, float floor, int64_t begin,

@@ -1,6 +1,7 @@
 // Passes over tensors whose second moment has an entry an element; the shape does not matter.
 // Each works on a range of elements whose start is a multiple of kStripe, so that callers choose
-// the parallel blocks; each is deterministic. "any" is float32 or bfloat16; moments are float32.
+// the parallel blocks; each is deterministic. "any" is float32 or bfloat16; second moments are
+// float32.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,12 @@ namespace terrace::kernels {
 
 double SumOfSquares(TensorView x, int64_t begin, int64_t end);
 
-// With g = scale * gradient (any): momentum = beta1 * momentum + (1 - beta1) * g (empty: none) and
+// With g = scale * gradient (any): momentum (any, bfloat16 by stochastic rounding under
+// momentum_key; empty: none) = beta1 * momentum + (1 - beta1) * g and
 // second = beta2 * second + (1 - beta2) * g^2. Returns the sum of `second`.
 double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
-                    TensorView second, double beta2, int64_t begin, int64_t end);
+                    uint64_t momentum_key, TensorView second, double beta2, int64_t begin,
+                    int64_t end);
 
 struct ExactSquares {
   double sum;       // of x^2 / max(second, floor)
@@ -38,7 +41,7 @@ struct AdamWStep {
   float inverse_correction;  // 1 / sqrt(1 - beta2^s)
   float eps;
 };
-// Moments as above, then weight = keep * weight
+// Moments as above, all float32, then weight = keep * weight
 //   - step * momentum / (sqrt(second) * inverse_correction + eps), in one pass.
 void AdamWUpdate(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,
                  const AdamWStep& step, int64_t begin, int64_t end, uint64_t rounding_key);

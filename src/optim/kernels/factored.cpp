@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
@@ -37,9 +38,10 @@ HWY_INLINE void SumUnit(const Gradient* gradient, float* momentum, MomentumStep 
 
 // Row after row, although several at a time would spare loads and stores of the column sums: one
 // stream from memory is what processors prefetch best.
-template <typename Gradient>
-HWY_INLINE void SumRow(const Gradient* gradient, float* momentum, int64_t columns,
-                       MomentumStep step, float* row_sum, float* column_sums) {
+template <typename Gradient, typename Momentum>
+HWY_INLINE void SumRow(const Gradient* gradient, Momentum* momentum, int64_t row, int64_t columns,
+                       MomentumStep step, uint64_t momentum_key, float* row_sum,
+                       float* column_sums) {
   Accumulator sum;
   if (momentum == nullptr) {
     ForUnits(
@@ -47,11 +49,27 @@ HWY_INLINE void SumRow(const Gradient* gradient, float* momentum, int64_t column
         [&](int64_t j, const Gradient* g)
             HWY_ATTR { SumUnit<false>(g, nullptr, step, sum, column_sums + j); },
         gradient);
-  } else {
+  } else if constexpr (std::is_same_v<Momentum, float>) {
     ForUnits(
         columns,
         [&](int64_t j, const Gradient* g, float* m)
             HWY_ATTR { SumUnit<true>(g, m, step, sum, column_sums + j); },
+        gradient, momentum);
+  } else {
+    const int64_t stripes = (columns + kStripe - 1) / kStripe;
+    UnitStore<Momentum> store(0);
+    ForUnits(
+        columns,
+        [&](int64_t j, const Gradient* g, Momentum* m) HWY_ATTR {
+          SumUnit<false>(g, nullptr, step, sum, column_sums + j);
+          if (j % kStripe == 0) {
+            store = UnitStore<Momentum>(StripeKey(momentum_key, row * stripes + j / kStripe));
+          }
+          const auto updated = [&](int64_t at) HWY_ATTR {
+            return hn::MulAdd(step.beta, Load(m + at), hn::Mul(step.gain, Load(g + at)));
+          };
+          store(updated, m);
+        },
         gradient, momentum);
   }
   *row_sum = sum.Sum();
@@ -71,19 +89,18 @@ HWY_INLINE void AddSquares(const X* row, int64_t columns, float factor, float* s
       row);
 }
 
-void Sums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
-          int64_t end, float* row_sums, float* column_sums, const float* row_moments,
+void Sums(TensorView gradient, float scale, TensorView momentum, double beta, uint64_t momentum_key,
+          int64_t begin, int64_t end, float* row_sums, float* column_sums, const float* row_moments,
           Decay row_decay, float* weighted_sums) {
   const int64_t columns = gradient.columns();
-  float* m = momentum.empty() ? nullptr : momentum.as<float>();
   std::fill_n(column_sums, PaddedColumns(columns), 0.0f);
   if (weighted_sums != nullptr) std::fill_n(weighted_sums, PaddedColumns(columns), 0.0f);
-  WithElements(gradient, [&](const auto* g) {
+  const auto rows = [&](const auto* g, auto* m) {
     const MomentumStep step{hn::Set(F32(), static_cast<float>(beta)),
                             hn::Set(F32(), static_cast<float>((1 - beta) * scale))};
     for (int64_t i = begin; i < end; ++i) {
-      float* m_row = m != nullptr ? m + i * columns : nullptr;
-      SumRow(g + i * columns, m_row, columns, step, row_sums + i, column_sums);
+      auto* m_row = m != nullptr ? m + i * columns : m;
+      SumRow(g + i * columns, m_row, i, columns, step, momentum_key, row_sums + i, column_sums);
       if (weighted_sums == nullptr) continue;
       const float moment = row_decay.keep * row_moments[i] + row_decay.gain * row_sums[i];
       const float factor = 1 / std::sqrt(std::max(moment, std::numeric_limits<float>::min()));
@@ -93,7 +110,9 @@ void Sums(TensorView gradient, float scale, TensorView momentum, double beta, in
         AddSquares(g + i * columns, columns, factor, weighted_sums);
       }
     }
-  });
+  };
+  WithElements(gradient,
+               [&](const auto* g) { WithElementsOrNull(momentum, [&](auto* m) { rows(g, m); }); });
 }
 
 double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
@@ -237,12 +256,13 @@ HWY_EXPORT(Roots);
 HWY_EXPORT(Squares);
 HWY_EXPORT(Update);
 
-void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
-                  int64_t end, float* row_sums, float* column_sums, const float* row_moments,
-                  Decay row_decay, float* weighted_sums) {
+void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta,
+                  uint64_t momentum_key, int64_t begin, int64_t end, float* row_sums,
+                  float* column_sums, const float* row_moments, Decay row_decay,
+                  float* weighted_sums) {
   HWY_DYNAMIC_DISPATCH(Sums)
-  (gradient, scale, momentum, beta, begin, end, row_sums, column_sums, row_moments, row_decay,
-   weighted_sums);
+  (gradient, scale, momentum, beta, momentum_key, begin, end, row_sums, column_sums, row_moments,
+   row_decay, weighted_sums);
 }
 
 double DecayMoments(float* moments, const float* sums, int64_t count, Decay decay) {

@@ -22,16 +22,18 @@ struct Decay {
 };
 
 // Replaces row_sums[i], for rows [begin, end), and column_sums[j], all columns, by sums over those
-// rows of gradient^2, unscaled. gradient any. A momentum (f32, the same shape; empty for none)
-// becomes momentum * beta + scale * gradient * (1 - beta).
+// rows of gradient^2, unscaled. gradient any. A momentum (any, the same shape; empty for none)
+// becomes momentum * beta + scale * gradient * (1 - beta), bfloat16 by stochastic rounding under
+// momentum_key.
 //
 // Replaces weighted_sums[j] (null for none) by sums over the rows of x[i, j]^2 / moment[i], where
 // x is the momentum, or else the gradient, and moment[i] is row_moments[i] (not changed) after its
 // decay: the sum of squares of an update, but for factors of columns that are not known yet. It
 // costs little here, where the row is in the first-level cache.
-void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta, int64_t begin,
-                  int64_t end, float* row_sums, float* column_sums, const float* row_moments,
-                  Decay row_decay, float* weighted_sums);
+void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta,
+                  uint64_t momentum_key, int64_t begin, int64_t end, float* row_sums,
+                  float* column_sums, const float* row_moments, Decay row_decay,
+                  float* weighted_sums);
 
 // Decays moments[i] with sums[i]; returns the sum of the moments.
 double DecayMoments(float* moments, const float* sums, int64_t count, Decay decay);

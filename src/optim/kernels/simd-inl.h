@@ -43,7 +43,7 @@ HWY_INLINE VF Load(const BF16* from) {
 
 HWY_INLINE void Store(VF value, float* to) { hn::StoreU(value, F32(), to); }
 
-// Stores the units of one stripe of weights: float32 as they are, bfloat16 rounded as
+// Stores the units of one stripe of weights or momentum: float32 as they are, bfloat16 rounded as
 // stochastic_rounding.h defines it.
 template <typename Weight>
 struct UnitStore {

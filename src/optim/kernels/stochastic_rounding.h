@@ -28,6 +28,11 @@ constexpr uint64_t StripeKey(uint64_t rounding_key, int64_t stripe) {
   return RandomBits(rounding_key, static_cast<uint64_t>(stripe));
 }
 
+// The rounding key of a tensor's momentum, from that of its weights: the two are rounded apart.
+constexpr uint64_t MomentumKey(uint64_t rounding_key) {
+  return MixKeys(rounding_key, 0x6d6f6d656e74756d);
+}
+
 // One multiplicative round on a Weyl sequence: stripe keys are mixed thoroughly already, within a
 // stripe it suffices to be uniform and uncorrelated. One half of the key offsets the sequence,
 // the other enters before the multiplication.

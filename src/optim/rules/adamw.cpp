@@ -3,26 +3,19 @@
 //   m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2
 //   w <- w - lr / (1 - beta1^s) * m / (sqrt(v) / sqrt(1 - beta2^s) + eps)
 #include <cmath>
+#include <memory>
 
 #include "core/parallel.h"
 #include "optim/kernels/elementwise.h"
-#include "optim/policy.h"
-#include "optim/rules/settings.h"
+#include "optim/rule.h"
+#include "optim/rules/adam_settings.h"
 
 namespace terrace {
 namespace {
 
 class AdamW final : public Rule {
  public:
-  explicit AdamW(const RuleSettings& settings) : settings_(settings) {
-    CheckAdamSettings("adamw", settings);
-    if (!settings.momentum) Fail("adamw: momentum cannot be off");
-    if (settings.second_moment != SecondMoment::kExact) {
-      Fail("adamw: the second moment must be exact");
-    }
-    if (settings.eps_mode != EpsMode::kAbsolute) Fail("adamw: eps_mode must be absolute");
-    if (settings.rms_clip != 0) Fail("adamw: rms_clip must be 0");
-  }
+  explicit AdamW(const AdamSettings& settings) : settings_(settings) {}
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
     return {{"momentum", DType::kF32, parameter.value.shape},
@@ -51,13 +44,13 @@ class AdamW final : public Rule {
   }
 
  private:
-  RuleSettings settings_;
+  AdamSettings settings_;
 };
 
 }  // namespace
 
-std::unique_ptr<Rule> MakeAdamW(const RuleSettings& settings) {
-  return std::make_unique<AdamW>(settings);
+std::unique_ptr<Rule> MakeAdamW(SettingsReader& settings) {
+  return std::make_unique<AdamW>(ReadAdamSettings(settings));
 }
 
 }  // namespace terrace

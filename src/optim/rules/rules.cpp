@@ -1,15 +1,17 @@
-// The rules by name. A rule is one file of this folder and one line here.
-#include <fmt/ranges.h>
+#include "optim/rules/rules.h"
 
+#include "core/error.h"
+#include "model/nearest_name.h"
 #include "optim/policy.h"
 
 namespace terrace {
 
+// A rule is one file of this folder and one line here.
 #define TERRACE_RULES(RULE)      \
   RULE("skewadam", MakeSkewAdam) \
   RULE("adamw", MakeAdamW)
 
-#define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(const RuleSettings& settings);
+#define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
 TERRACE_RULES(TERRACE_DECLARE)
 #undef TERRACE_DECLARE
 
@@ -17,11 +19,27 @@ namespace {
 
 struct NamedRule {
   std::string_view name;
-  std::unique_ptr<Rule> (*make)(const RuleSettings&);
+  std::unique_ptr<Rule> (*make)(SettingsReader&);
 };
 #define TERRACE_ROW(name, make) {name, make},
 constexpr NamedRule kRules[] = {TERRACE_RULES(TERRACE_ROW)};
 #undef TERRACE_ROW
+
+struct MadeRule {
+  std::unique_ptr<Rule> rule;
+  Settings settings;
+};
+
+MadeRule Make(std::string_view name, const Settings& settings) {
+  for (const NamedRule& rule : kRules) {
+    if (rule.name != name) continue;
+    SettingsReader reader(name, settings);
+    std::unique_ptr<Rule> made = rule.make(reader);
+    reader.Finish({std::begin(kEntryKeys), std::end(kEntryKeys)});
+    return {std::move(made), reader.complete()};
+  }
+  Fail("no rule is called {}, did you mean {}?", name, NearestName(name, RuleNames()));
+}
 
 }  // namespace
 
@@ -31,11 +49,12 @@ std::vector<std::string_view> RuleNames() {
   return names;
 }
 
-std::unique_ptr<Rule> MakeRule(std::string_view name, const RuleSettings& settings) {
-  for (const NamedRule& rule : kRules) {
-    if (rule.name == name) return rule.make(settings);
-  }
-  Fail("policy: no rule is called \"{}\"; known are {}", name, fmt::join(RuleNames(), ", "));
+std::unique_ptr<Rule> MakeRule(std::string_view name, const Settings& settings) {
+  return Make(name, settings).rule;
+}
+
+Settings CompleteSettings(std::string_view rule, const Settings& settings) {
+  return Make(rule, settings).settings;
 }
 
 }  // namespace terrace

@@ -19,8 +19,8 @@
 #include "core/parallel.h"
 #include "optim/kernels/elementwise.h"
 #include "optim/kernels/factored.h"
-#include "optim/policy.h"
-#include "optim/rules/settings.h"
+#include "optim/rule.h"
+#include "optim/rules/adam_settings.h"
 
 namespace terrace {
 namespace {
@@ -52,16 +52,46 @@ void ForBlocks(const RowBlocks& blocks, const Body& body) {
   });
 }
 
+// What eps means for a floored second moment v: max(v, eps), as published, or max(v, eps * mean
+// of v), which does not depend on the scale of the gradients.
+enum class EpsMode : uint8_t { kAbsolute, kRelative };
+
+// kFactored serves matrices by row and column means; tensors of other ranks stay exact.
+enum class SecondMoment : uint8_t { kFactored, kExact };
+
+// How the momentum is stored, if there is one.
+enum class Momentum : uint8_t { kNone, kF32, kBF16 };
+
+struct SkewAdamSettings : AdamSettings {
+  EpsMode eps_mode;
+  Momentum momentum;
+  SecondMoment second_moment;
+  double rms_clip;  // largest root mean square of an update before the learning rate; 0: none
+};
+
+SkewAdamSettings ReadSkewAdamSettings(SettingsReader& settings) {
+  return {ReadAdamSettings(settings),
+          settings.Choice("eps_mode", EpsMode::kAbsolute,
+                          {{"absolute", EpsMode::kAbsolute}, {"relative", EpsMode::kRelative}}),
+          settings.Choice(
+              "momentum", Momentum::kF32,
+              {{"none", Momentum::kNone}, {"f32", Momentum::kF32}, {"bf16", Momentum::kBF16}}),
+          settings.Choice("second_moment", SecondMoment::kFactored,
+                          {{"factored", SecondMoment::kFactored}, {"exact", SecondMoment::kExact}}),
+          settings.Number("rms_clip", 1, 0, 1e30)};
+}
+
 class SkewAdam final : public Rule {
  public:
-  explicit SkewAdam(const RuleSettings& settings) : settings_(settings) {
-    CheckAdamSettings("skewadam", settings);
-  }
+  explicit SkewAdam(const SkewAdamSettings& settings) : settings_(settings) {}
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
     const Shape& shape = parameter.value.shape;
     std::vector<StateSpec> state;
-    if (settings_.momentum) state.push_back({"momentum", DType::kF32, shape});
+    if (HasMomentum()) {
+      const DType dtype = settings_.momentum == Momentum::kBF16 ? DType::kBF16 : DType::kF32;
+      state.push_back({"momentum", dtype, shape});
+    }
     if (Factored(shape)) {
       state.push_back({"row_second_moment", DType::kF32, {shape[0]}});
       state.push_back({"column_second_moment", DType::kF32, {shape[1]}});
@@ -75,13 +105,13 @@ class SkewAdam final : public Rule {
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
     if (parameter.value.size() == 0) return {};
-    const TensorView momentum = settings_.momentum ? state[0] : TensorView{};
-    const std::span<const TensorView> moments = state.subspan(settings_.momentum ? 1 : 0);
+    const TensorView momentum = HasMomentum() ? state[0] : TensorView{};
+    const std::span<const TensorView> moments = state.subspan(HasMomentum() ? 1 : 0);
     const double step = static_cast<double>(context.tensor_step);
     double correction = std::sqrt(1 - std::pow(settings_.beta2, step));
     // The numerator is the momentum, which has the gradient's scale in it already, or the gradient.
     correction *=
-        settings_.momentum ? 1 / (1 - std::pow(settings_.beta1, step)) : context.gradient_scale;
+        HasMomentum() ? 1 / (1 - std::pow(settings_.beta1, step)) : context.gradient_scale;
     return Factored(parameter.value.shape)
                ? ApplyFactored(parameter, gradient, momentum, moments[0], moments[1], context,
                                static_cast<float>(correction))
@@ -90,6 +120,8 @@ class SkewAdam final : public Rule {
   }
 
  private:
+  bool HasMomentum() const { return settings_.momentum != Momentum::kNone; }
+
   bool Factored(const Shape& shape) const {
     return settings_.second_moment == SecondMoment::kFactored && shape.rank() == 2;
   }
@@ -129,10 +161,12 @@ class SkewAdam final : public Rule {
     float* weighted_sums = clipped ? column_sums + blocks.count * padded : nullptr;
 
     const kernels::Decay row_decay = DecayOf(context.gradient_scale, columns);
+    const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
     ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
-      kernels::FactoredSums(gradient, context.gradient_scale, momentum, settings_.beta1, begin, end,
-                            row_factors, column_sums + block * padded, row_moments.as<float>(),
-                            row_decay, clipped ? weighted_sums + block * padded : nullptr);
+      kernels::FactoredSums(gradient, context.gradient_scale, momentum, settings_.beta1,
+                            momentum_key, begin, end, row_factors, column_sums + block * padded,
+                            row_moments.as<float>(), row_decay,
+                            clipped ? weighted_sums + block * padded : nullptr);
     });
     for (float* sums : {column_sums, weighted_sums}) {
       for (int64_t block = 1; sums != nullptr && block < blocks.count; ++block) {
@@ -158,7 +192,7 @@ class SkewAdam final : public Rule {
                                                           Floor(column_mean), 1, column_factors);
     std::fill(column_factors + columns, column_factors + padded, 0.0f);
 
-    const TensorView numerator = settings_.momentum ? momentum : gradient;
+    const TensorView numerator = HasMomentum() ? momentum : gradient;
     double squares = 0;
     if (clipped && floored_rows == 0) {
       for (int64_t j = 0; j < columns; ++j) {
@@ -200,14 +234,15 @@ class SkewAdam final : public Rule {
                           TensorView second, const StepContext& context, float correction) const {
     constexpr int64_t kGrain = 4 * kernels::kStripe;
     const int64_t size = parameter.value.size();
-    const TensorView numerator = settings_.momentum ? momentum : gradient;
+    const TensorView numerator = HasMomentum() ? momentum : gradient;
     const int64_t blocks = (size + kGrain - 1) / kGrain;
 
+    const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
     std::vector<double> sums(blocks);
     ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
       sums[begin / kGrain] =
-          kernels::ExactMoments(gradient, context.gradient_scale, momentum, settings_.beta1, second,
-                                settings_.beta2, begin, end);
+          kernels::ExactMoments(gradient, context.gradient_scale, momentum, settings_.beta1,
+                                momentum_key, second, settings_.beta2, begin, end);
     });
     const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
     const float floor = Floor(sum / static_cast<double>(size));
@@ -232,13 +267,13 @@ class SkewAdam final : public Rule {
     return report;
   }
 
-  RuleSettings settings_;
+  SkewAdamSettings settings_;
 };
 
 }  // namespace
 
-std::unique_ptr<Rule> MakeSkewAdam(const RuleSettings& settings) {
-  return std::make_unique<SkewAdam>(settings);
+std::unique_ptr<Rule> MakeSkewAdam(SettingsReader& settings) {
+  return std::make_unique<SkewAdam>(ReadSkewAdamSettings(settings));
 }
 
 }  // namespace terrace

@@ -1,0 +1,21 @@
+// The rules by name.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "optim/rule.h"
+#include "optim/settings.h"
+
+namespace terrace {
+
+std::vector<std::string_view> RuleNames();
+
+// Throws Error for an unknown name, and for a setting that the rule does not have or cannot honour.
+std::unique_ptr<Rule> MakeRule(std::string_view name, const Settings& settings);
+
+// `settings` with the rule's own values for those left out. Throws as MakeRule.
+Settings CompleteSettings(std::string_view rule, const Settings& settings);
+
+}  // namespace terrace
