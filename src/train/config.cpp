@@ -126,7 +126,7 @@ std::vector<Field> FieldsOf(RunConfig& config) {
       {"data.tokenizer", &data.tokenizer, "empty: the one in the data folder"},
 
       {"training.steps", &training.steps, "optimizer steps", 1, 1e12},
-      {"training.micro_batch", &training.micro_batch, "sequences at once", 1, 1e9},
+      {"training.micro_batch", &training.micro_batch, "sequences at once", 1, 1'000'000},
       {"training.sequence_length", &training.sequence_length, "tokens per sequence", 1, INT32_MAX},
       {"training.micro_batches", &training.micro_batches, "accumulated per step", 1, 10'000},
       {"training.seed", &training.seed, "of weights, batches, noise and rounding", 0, 9e18},
@@ -214,7 +214,7 @@ void CheckConfig(const RunConfig& config) {
   const double tokens = static_cast<double>(training.micro_batch) *
                         static_cast<double>(training.sequence_length) *
                         static_cast<double>(training.micro_batches);
-  if (tokens > 1e12) {
+  if (tokens > 1e11) {
     Fail("training.micro_batch x sequence_length x micro_batches = {} tokens a step", tokens);
   }
   if (config.data.folder.empty()) Fail("data.folder is missing");

@@ -266,7 +266,7 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamedWithTheirLine) {
       {"sequence_length = 16", "sequence_length = 65",
        "run.toml: training.sequence_length = 65 exceeds model.max_positions = 64"},
       {"sequence_length = 16",
-       "sequence_length = 16\nmicro_batch = 1_000_000_000\nmicro_batches = 10_000",
+       "sequence_length = 16\nmicro_batch = 1_000_000\nmicro_batches = 10_000",
        "training.micro_batch x sequence_length x micro_batches"},
       {"populations.router", "populations.routre",
        "run.toml:22: unknown key optimizer.populations.routre, did you mean "
