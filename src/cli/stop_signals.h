@@ -15,8 +15,8 @@ namespace terrace {
 // Make it before any other thread is made: threads inherit what is blocked.
 class StopSignals {
  public:
-  // The first signal is answered with `notice` on standard error (a literal; empty for none).
-  explicit StopSignals(std::string_view notice = {});
+  // The first signal is answered with `notice` on standard error (a literal).
+  explicit StopSignals(std::string_view notice = "");
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
