@@ -11,12 +11,19 @@ namespace terrace {
 
 static_assert(kNoTarget == kIgnoredTarget);
 
-Evaluation Evaluate(Model& model, const Dataset& dataset, const EvaluationShape& shape) {
+namespace {
+
+EvaluationBatches BatchesOf(const Dataset& dataset, const EvaluationShape& shape) {
   // No more than the data has: the product below could overflow.
   const int64_t max_batches =
       std::min(shape.max_batches, dataset.size() / (shape.sequences * shape.length) + 1);
-  const EvaluationBatches batches(dataset, shape.sequences, shape.length,
-                                  max_batches * shape.sequences);
+  return {dataset, shape.sequences, shape.length, max_batches * shape.sequences};
+}
+
+}  // namespace
+
+Evaluation Evaluate(Model& model, const Dataset& dataset, const EvaluationShape& shape) {
+  const EvaluationBatches batches = BatchesOf(dataset, shape);
   const Arena::Frame frame(model.backend().arena());
   const MicroBatch batch =
       AllocateMicroBatches(model.backend().arena(), 1, shape.sequences, shape.length)[0];
@@ -36,6 +43,13 @@ Evaluation Evaluate(Model& model, const Dataset& dataset, const EvaluationShape&
   evaluation.perplexity = std::exp(evaluation.loss);
   evaluation.unigram_entropy = UnigramEntropy(counts);
   return evaluation;
+}
+
+void CheckEvaluationData(const Dataset& dataset, const EvaluationShape& shape) {
+  const EvaluationBatches batches = BatchesOf(dataset, shape);
+  std::vector<int32_t> inputs(static_cast<size_t>(shape.sequences * shape.length));
+  std::vector<int32_t> targets(inputs.size());
+  for (int64_t i = 0; i < batches.batches(); ++i) batches.Read(i, inputs, targets);
 }
 
 void PlanEvaluation(Model& model, const EvaluationShape& shape) {

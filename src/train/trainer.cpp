@@ -24,9 +24,6 @@ namespace fs = std::filesystem;
 // Sets this use of the seed apart from others.
 constexpr uint64_t kRouterNoisePurpose = 0x6e6f697365;
 
-// Batches fill targets as the model reads them.
-static_assert(kNoTarget == kIgnoredTarget);
-
 EvaluationShape EvaluationShapeOf(const RunConfig& config) {
   return {config.training.micro_batch, config.training.sequence_length,
           config.training.eval_batches};
@@ -145,15 +142,6 @@ void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
   // A checkpoint's own configuration is the one that it was trained under.
   const std::optional<fs::path> latest = LatestCheckpoint(run.checkpoints());
   CheckSameRun(LoadConfig(latest ? *latest / "config.toml" : run.config(), {}), config);
-}
-
-// Reads all that evaluations are going to read: a fault in it should not wait for the first one.
-void CheckEvaluationData(const Dataset& dataset, const EvaluationShape& shape) {
-  const EvaluationBatches batches(dataset, shape.sequences, shape.length,
-                                  shape.max_batches * shape.sequences);
-  std::vector<int32_t> inputs(static_cast<size_t>(shape.sequences * shape.length));
-  std::vector<int32_t> targets(inputs.size());
-  for (int64_t i = 0; i < batches.batches(); ++i) batches.Read(i, inputs, targets);
 }
 
 void CreateFolder(const RunFolder& run, const std::string& config_toml,
