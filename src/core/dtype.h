@@ -7,7 +7,7 @@
 
 namespace terrace {
 
-enum class DType : uint8_t { kF32, kBF16, kI32, kI64 };
+enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kU8 };
 
 constexpr int64_t BytesOf(DType dtype) {
   switch (dtype) {
@@ -18,11 +18,13 @@ constexpr int64_t BytesOf(DType dtype) {
       return 2;
     case DType::kI64:
       return 8;
+    case DType::kU8:
+      return 1;
   }
   return 0;
 }
 
-// The name used in configurations, errors and tables: "f32", "bf16", "i32", "i64".
+// The name used in configurations, errors and tables: "f32", "bf16", "i32", "i64", "u8".
 constexpr std::string_view NameOf(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -33,6 +35,8 @@ constexpr std::string_view NameOf(DType dtype) {
       return "i32";
     case DType::kI64:
       return "i64";
+    case DType::kU8:
+      return "u8";
   }
   return "?";
 }
@@ -64,5 +68,7 @@ template <>
 inline constexpr DType kDTypeOf<int32_t> = DType::kI32;
 template <>
 inline constexpr DType kDTypeOf<int64_t> = DType::kI64;
+template <>
+inline constexpr DType kDTypeOf<uint8_t> = DType::kU8;
 
 }  // namespace terrace

@@ -36,12 +36,12 @@ using PopulationReports = std::array<UpdateReport, kPopulations>;
 class Optimizer {
  public:
   // State for parameters of ids 0, 1, ... in order, in the arena (Memory::kOptimizer), zeroed.
-  // `parameters` must outlive the optimizer; `seed` keys stochastic rounding. Throws Error naming
-  // population and tensor for a policy that cannot serve them.
+  // `parameters` and the arena must outlive the optimizer; `seed` keys stochastic rounding. Throws
+  // Error naming population and tensor for a policy that cannot serve them.
   Optimizer(const Policy& policy, const Parameters& parameters, Arena& arena, uint64_t seed);
 
   // Updates one parameter; `learning_rate` is the schedule's, before the rule's multiplier.
-  // In a dry arena only the step is counted.
+  // In a dry arena only the step is counted and scratch taken.
   UpdateReport Apply(const Update& update, float learning_rate);
   // Updates distinct parameters, small ones side by side. The result is that of one after another.
   PopulationReports Apply(std::span<const Update> updates, float learning_rate);
@@ -54,7 +54,15 @@ class Optimizer {
   std::span<const int64_t> steps() const { return steps_; }
 
  private:
-  UpdateReport Apply(const Update& update, float learning_rate, TensorView next_gradient);
+  // Memory and threads that an update may use.
+  struct Place {
+    std::byte* scratch;
+    bool all_threads;
+  };
+  UpdateReport Apply(const Update& update, float learning_rate, const Place& place,
+                     TensorView next_gradient);
+  // From the arena.
+  std::byte* Scratch(int64_t bytes);
 
   struct Served {
     const Rule* rule;
@@ -64,8 +72,13 @@ class Optimizer {
     int64_t views;
   };
 
+  Arena& arena_;
   bool dry_;
   uint64_t seed_;
+  // What updates take at a time: of the hungriest large tensor, and of the hungriest small one
+  // (one thread).
+  int64_t large_scratch_bytes_ = 0;
+  int64_t small_scratch_bytes_ = 0;
   std::vector<std::unique_ptr<Rule>> rules_;  // one an entry of the policy
   std::vector<Served> served_;                // by parameter id
   std::deque<std::string> names_;             // of views

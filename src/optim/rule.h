@@ -1,7 +1,9 @@
 // One update formula and the state it needs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +17,11 @@ struct StateSpec {
   std::string name;  // as in checkpoints: "momentum"
   DType dtype;
   Shape shape;
+  // Set for what is not optimizer state but the tensor's gradient buffer, kept from one step to the
+  // next (Memory::kGradients): a sink multiplies it by this in place of zeroing it, adds the step's
+  // gradient, and hands it to Apply as the gradient. Of the parameter's shape, float32 or bfloat16;
+  // at most one a parameter, and the last of its states.
+  std::optional<float> gradient_decay = {};
 };
 
 // Everything that changes from step to step, for one tensor.
@@ -27,6 +34,10 @@ struct StepContext {
   // The gradient that is likely to be needed next, or empty: a rule that waits for arithmetic may
   // have the processor fetch it meanwhile. No effect on results.
   TensorView next_gradient = {};
+  // ScratchBytes() of memory, aligned as the arena aligns; contents undefined.
+  std::byte* scratch = nullptr;
+  // Whether the whole machine works on this tensor; else other threads update other tensors.
+  bool all_threads = true;
 };
 
 // What an update reports beside its effect.
@@ -40,10 +51,15 @@ struct UpdateReport {
 class Rule {
  public:
   virtual ~Rule() = default;
+  // Throws Error for a parameter that the rule cannot serve ("serves matrices only"); the caller
+  // adds the population and the tensor.
   virtual std::vector<StateSpec> State(const Parameter& parameter) const = 0;
+  // Bytes that Apply needs beyond O(rows + columns), for rules that cannot do without.
+  virtual int64_t ScratchBytes(const Parameter&, bool /*all_threads*/) const { return 0; }
   // Updates parameter.value (float32, or bfloat16 by stochastic rounding) and `state` (views in
   // the order of State()) from `gradient` (any dtype, read only). Needs no more than
-  // O(rows + columns) of memory beside them. The result does not depend on the thread count.
+  // O(rows + columns) of memory beside them and its scratch. The result does not depend on the
+  // thread count.
   virtual UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                              std::span<const TensorView> state,
                              const StepContext& context) const = 0;

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,8 +80,12 @@ class RuleBench {
  public:
   RuleBench(const std::string& rule, const RuleSettings& settings, Shape shape,
             DType weight_dtype = DType::kF32, DType gradient_dtype = DType::kF32)
-      : arena_(int64_t{32} * (shape.size() + 4096)),
-        rule_(MakeRule(rule, SettingsFor(rule, settings))) {
+      : RuleBench(rule, SettingsFor(rule, settings), settings.weight_decay, shape, weight_dtype,
+                  gradient_dtype) {}
+
+  RuleBench(std::string_view rule, const Settings& settings, float weight_decay, Shape shape,
+            DType weight_dtype = DType::kF32, DType gradient_dtype = DType::kF32)
+      : arena_(int64_t{32} * (shape.size() + 4096)), rule_(MakeRule(rule, settings)) {
     parameter_.name = "tensor";
     parameter_.population = Population::kExpert;
     parameter_.id = 0;
@@ -87,19 +93,31 @@ class RuleBench {
     gradient_ = arena_.Allocate(Memory::kGradients, gradient_dtype, shape, "gradient");
     for (const StateSpec& spec : rule_->State(parameter_)) {
       state_.push_back(arena_.Allocate(Memory::kOptimizer, spec.dtype, spec.shape, "state"));
-      Fill(state_.back(), std::vector<float>(spec.shape.size()));
+      std::memset(state_.back().data, 0, state_.back().bytes());
+      if (spec.gradient_decay) gradient_ = state_.back();
+      decay_ = spec.gradient_decay;
     }
+    const int64_t scratch_bytes = rule_->ScratchBytes(parameter_, /*all_threads=*/true);
     context_ = {.learning_rate = 0.01f,
-                .weight_decay = settings.weight_decay,
+                .weight_decay = weight_decay,
                 .gradient_scale = 1,
                 .tensor_step = 0,
-                .rounding_key = 0};
+                .rounding_key = 0,
+                .scratch = arena_.Allocate(Memory::kScratch, DType::kU8, {scratch_bytes}, "").data};
   }
 
   TensorView weight() const { return parameter_.value; }
   TensorView gradient() const { return gradient_; }
   std::vector<TensorView>& state() { return state_; }
   StepContext& context() { return context_; }
+
+  // Into the gradient buffer that the rule keeps, if it does, as a sink would.
+  void SetGradient(const std::vector<float>& values) {
+    if (!decay_) return Fill(gradient_, values);
+    std::vector<float> sums = ValuesOf(gradient_);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = sums[i] * *decay_ + values[i];
+    Fill(gradient_, sums);
+  }
 
   UpdateReport Step() {
     ++context_.tensor_step;
@@ -112,6 +130,7 @@ class RuleBench {
   std::unique_ptr<Rule> rule_;
   Parameter parameter_;
   TensorView gradient_;
+  std::optional<float> decay_;
   std::vector<TensorView> state_;
   StepContext context_;
 };
