@@ -21,36 +21,13 @@
 #include "optim/kernels/factored.h"
 #include "optim/rule.h"
 #include "optim/rules/adam_settings.h"
+#include "optim/rules/row_blocks.h"
 
 namespace terrace {
 namespace {
 
 // What remains positive where all gradients are zero; its root and its inverse are normal floats.
 constexpr double kSmallest = 1e-30;
-
-// The rows of a matrix in parallel blocks, which depend on the shape alone. At most kMostBlocks,
-// since each block has partial column sums of its own: scratch stays O(rows + columns).
-struct RowBlocks {
-  static constexpr int64_t kMostBlocks = 32;
-  static constexpr int64_t kFewestRows = 64;
-
-  explicit RowBlocks(int64_t row_count)
-      : rows(row_count),
-        block_rows(std::max(kFewestRows, (row_count + kMostBlocks - 1) / kMostBlocks)),
-        count((row_count + block_rows - 1) / block_rows) {}
-
-  int64_t rows;
-  int64_t block_rows;
-  int64_t count;
-};
-
-// Body: (block, first row, end row).
-template <typename Body>
-void ForBlocks(const RowBlocks& blocks, const Body& body) {
-  ParallelFor(blocks.count, 1, [&](int64_t block, int64_t) {
-    body(block, block * blocks.block_rows, std::min(blocks.rows, (block + 1) * blocks.block_rows));
-  });
-}
 
 // What eps means for a floored second moment v: max(v, eps), as published, or max(v, eps * mean
 // of v), which does not depend on the scale of the gradients.
@@ -168,11 +145,8 @@ class SkewAdam final : public Rule {
                             row_moments.as<float>(), row_decay,
                             clipped ? weighted_sums + block * padded : nullptr);
     });
-    for (float* sums : {column_sums, weighted_sums}) {
-      for (int64_t block = 1; sums != nullptr && block < blocks.count; ++block) {
-        for (int64_t j = 0; j < columns; ++j) sums[j] += sums[block * padded + j];
-      }
-    }
+    AddBlocks(blocks, columns, padded, column_sums);
+    if (clipped) AddBlocks(blocks, columns, padded, weighted_sums);
 
     // From here on row_factors[i] = correction / sqrt(max(vr / mean, eps)), from row sums in place,
     // and column_factors[j] = 1 / sqrt(max(vc, floor)).
