@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
@@ -51,6 +52,22 @@ double SquareSum(TensorView view, int64_t begin, int64_t end) {
     });
   });
   return total;
+}
+
+void ScaleAll(TensorView view, float factor, int64_t begin, int64_t end, uint64_t rounding_key) {
+  const VF factors = hn::Set(F32(), factor);
+  WithElements(view, [&](auto* all) {
+    using T = std::remove_pointer_t<decltype(all)>;
+    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
+      UnitStore<T> store(StripeKey(rounding_key, stripe));
+      ForUnits(
+          count,
+          [&](int64_t, T* x) HWY_ATTR {
+            store([&](int64_t at) HWY_ATTR { return hn::Mul(factors, Load(x + at)); }, x);
+          },
+          all + first);
+    });
+  });
 }
 
 template <typename Gradient, typename Momentum>
@@ -208,6 +225,7 @@ HWY_AFTER_NAMESPACE();
 namespace terrace::kernels {
 
 HWY_EXPORT(SquareSum);
+HWY_EXPORT(ScaleAll);
 HWY_EXPORT(Moments);
 HWY_EXPORT(Squares);
 HWY_EXPORT(Update);
@@ -215,6 +233,10 @@ HWY_EXPORT(AdamW);
 
 double SumOfSquares(TensorView x, int64_t begin, int64_t end) {
   return HWY_DYNAMIC_DISPATCH(SquareSum)(x, begin, end);
+}
+
+void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(ScaleAll)(x, factor, begin, end, rounding_key);
 }
 
 double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,

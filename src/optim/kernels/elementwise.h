@@ -13,6 +13,9 @@ namespace terrace::kernels {
 
 double SumOfSquares(TensorView x, int64_t begin, int64_t end);
 
+// x = factor * x, bfloat16 by stochastic rounding.
+void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t rounding_key);
+
 // With g = scale * gradient (any): momentum (any, bfloat16 by stochastic rounding under
 // momentum_key; empty: none) = beta1 * momentum + (1 - beta1) * g and
 // second = beta2 * second + (1 - beta2) * g^2. Returns the sum of `second`.

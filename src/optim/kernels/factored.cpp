@@ -203,6 +203,19 @@ double Squares(TensorView view, int64_t begin, int64_t end, const float* row_fac
   return total;
 }
 
+void NormalizeRows(TensorView view, int64_t begin, int64_t end, float target, float eps,
+                   const float* column_factors, float* row_factors, float* column_sums) {
+  const int64_t columns = view.columns();
+  WithElements(view, [&](const auto* x) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float norm =
+          row_factors[i] * std::sqrt(SquareRow(x + i * columns, columns, column_factors));
+      row_factors[i] *= norm > 0 ? target / (norm + eps) : 0;
+      AddSquares(x + i * columns, columns, row_factors[i], column_sums);
+    }
+  });
+}
+
 template <typename Weight, typename X>
 HWY_INLINE void UpdateStripe(Weight* weight, const X* source, int64_t count, VF keep, VF step,
                              const float* column_factors, uint64_t stripe_key,
@@ -254,6 +267,7 @@ HWY_EXPORT(Sums);
 HWY_EXPORT(DecayAll);
 HWY_EXPORT(Roots);
 HWY_EXPORT(Squares);
+HWY_EXPORT(NormalizeRows);
 HWY_EXPORT(Update);
 
 void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta,
@@ -277,6 +291,12 @@ int64_t InverseRoots(const float* moments, int64_t count, float scale, float flo
 double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
                        const float* column_factors) {
   return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors);
+}
+
+void SinkhornRows(TensorView x, int64_t begin, int64_t end, float target, float eps,
+                  const float* column_factors, float* row_factors, float* column_sums) {
+  HWY_DYNAMIC_DISPATCH(NormalizeRows)
+  (x, begin, end, target, eps, column_factors, row_factors, column_sums);
 }
 
 void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,

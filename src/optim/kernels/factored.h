@@ -43,6 +43,13 @@ double DecayMoments(float* moments, const float* sums, int64_t count, Decay deca
 int64_t InverseRoots(const float* moments, int64_t count, float scale, float floor, float numerator,
                      float* factors);
 
+// One half of Sinkhorn's alternation on X = row_factors[i] * x[i, j] * column_factors[j], x any:
+// for rows [begin, end), brings each row of X to the L2 norm target, by
+//   row_factors[i] *= target / (norm_i + eps)   (0 for a row of zeros),
+// and adds to column_sums[j] the sums over those rows of (row_factors[i] * x[i, j])^2.
+void SinkhornRows(TensorView x, int64_t begin, int64_t end, float target, float eps,
+                  const float* column_factors, float* row_factors, float* column_sums);
+
 // Memory to prefetch in the course of a pass, for whatever comes after it.
 struct Ahead {
   const std::byte* from = nullptr;

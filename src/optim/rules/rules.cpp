@@ -9,7 +9,10 @@ namespace terrace {
 // A rule is one file of this folder and one line here.
 #define TERRACE_RULES(RULE)      \
   RULE("skewadam", MakeSkewAdam) \
-  RULE("adamw", MakeAdamW)
+  RULE("sage", MakeSage)         \
+  RULE("sinkgd", MakeSinkGd)     \
+  RULE("adamw", MakeAdamW)       \
+  RULE("lion", MakeLion)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
 TERRACE_RULES(TERRACE_DECLARE)
