@@ -269,8 +269,8 @@ TEST(PolicyTest, MistakesAreNamed) {
     EXPECT_THAT(MessageOf([&] { PolicyOfText(text); }), HasSubstr(message)) << text;
   }
   EXPECT_EQ(MessageOf([] { PolicyNamed("skewadamw"); }),
-            "no policy is called \"skewadamw\"; ready-made are skewadam, skewadam-expert-momentum, "
-            "skewadam-factored-router, skewadam-uniform, adamw; a file's name ends in .toml");
+            "no policy is called \"skewadamw\", did you mean skewadam? (`terrace policies` lists "
+            "them; the name of a file ends in .toml)");
   EXPECT_THAT(MessageOf([] { ReadPolicyFile("absent.toml"); }),
               HasSubstr("absent.toml: cannot read"));
 }
