@@ -23,7 +23,18 @@ struct Reference {
 };
 
 const std::vector<Reference>& References() {
-  static const std::vector<Reference> references = {};
+  static const std::vector<Reference> references = {
+      {"muon",
+       "muon",
+       6,
+       1e-5,
+       0,
+       {{"precision", "f32"}},
+       {{"momentum", "beta"},
+        {"ns_steps", "ns_steps"},
+        {"nesterov", "nesterov"},
+        {"scale", "scale"}}},
+  };
   return references;
 }
 
@@ -39,7 +50,8 @@ TEST_P(BaselinesReferenceTest, TrajectoriesMatch) {
   const Reference& reference = GetParam();
   std::ifstream file(TestData() / "optimizers.json");
   int cases = 0;
-  for (const auto& entry : nlohmann::json::parse(file)["cases"]) {
+  const nlohmann::json json = nlohmann::json::parse(file);
+  for (const auto& entry : json["cases"]) {
     if (entry["optimizer"] != reference.optimizer) continue;
     ++cases;
     const auto& hyper = entry["hyper"];

@@ -1,5 +1,6 @@
 #include "optim/policy.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -269,8 +270,9 @@ TEST(PolicyTest, MistakesAreNamed) {
     EXPECT_THAT(MessageOf([&] { PolicyOfText(text); }), HasSubstr(message)) << text;
   }
   EXPECT_EQ(MessageOf([] { PolicyNamed("skewadamw"); }),
-            "no policy is called \"skewadamw\"; ready-made are skewadam, skewadam-expert-momentum, "
-            "skewadam-factored-router, skewadam-uniform, adamw; a file's name ends in .toml");
+            fmt::format("no policy is called \"skewadamw\"; ready-made are {}; a file's name ends "
+                        "in .toml",
+                        fmt::join(PolicyNames(), ", ")));
   EXPECT_THAT(MessageOf([] { ReadPolicyFile("absent.toml"); }),
               HasSubstr("absent.toml: cannot read"));
 }

@@ -9,7 +9,8 @@ namespace terrace {
 // A rule is one file of this folder and one line here.
 #define TERRACE_RULES(RULE)      \
   RULE("skewadam", MakeSkewAdam) \
-  RULE("adamw", MakeAdamW)
+  RULE("adamw", MakeAdamW)       \
+  RULE("muon", MakeMuon)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
 TERRACE_RULES(TERRACE_DECLARE)
