@@ -122,6 +122,17 @@ lr_multiplier = 1
 beta2 = 0.95
 weight_decay = 0.1
 )"},
+      {"muon", "Muon on hidden matrices, else AdamW, at one learning rate (arXiv 2502.16982)", R"(
+base = "adamw"
+[attention]
+rule = "muon"
+[dense_ffn]
+rule = "muon"
+[shared_expert]
+rule = "muon"
+[expert]
+rule = "muon"
+)"},
   };
   return policies;
 }

@@ -42,6 +42,16 @@ const std::vector<Reference>& References() {
        1e-4,
        {{"momentum", "hidden_f32"}},
        {{"scale", "scale"}, {"iterations", "iterations"}, {"eps", "eps"}, {"hidden_beta", "beta"}}},
+      {"muon",
+       "muon",
+       6,
+       1e-5,
+       0,
+       {{"precision", "f32"}},
+       {{"momentum", "beta"},
+        {"ns_steps", "ns_steps"},
+        {"nesterov", "nesterov"},
+        {"scale", "scale"}}},
   };
   return references;
 }
@@ -61,6 +71,9 @@ TEST_P(BaselinesReferenceTest, TrajectoriesMatch) {
   int cases = 0;
   for (const auto& entry : json["cases"]) {
     if (entry["optimizer"].get<std::string>() != reference.optimizer) continue;
+  const nlohmann::json json = nlohmann::json::parse(file);
+  for (const auto& entry : json["cases"]) {
+    if (entry["optimizer"] != reference.optimizer) continue;
     ++cases;
     const auto& hyper = entry["hyper"];
     Settings settings = reference.fixed;

@@ -1,5 +1,6 @@
 #include "optim/policy.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

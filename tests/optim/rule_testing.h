@@ -108,6 +108,8 @@ class RuleBench {
                 .scratch = arena_.Allocate(Memory::kScratch, DType::kU8, {scratch_bytes}, "").data};
   }
 
+  const Rule& rule() const { return *rule_; }
+  const Parameter& parameter() const { return parameter_; }
   TensorView weight() const { return parameter_.value; }
   TensorView gradient() const { return gradient_; }
   std::vector<TensorView>& state() { return state_; }

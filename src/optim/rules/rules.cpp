@@ -12,7 +12,8 @@ namespace terrace {
   RULE("sage", MakeSage)         \
   RULE("sinkgd", MakeSinkGd)     \
   RULE("adamw", MakeAdamW)       \
-  RULE("lion", MakeLion)
+  RULE("lion", MakeLion)         \
+  RULE("muon", MakeMuon)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
 TERRACE_RULES(TERRACE_DECLARE)
