@@ -42,6 +42,13 @@ const std::vector<Reference>& References() {
        1e-4,
        {{"momentum", "hidden_f32"}},
        {{"scale", "scale"}, {"iterations", "iterations"}, {"eps", "eps"}, {"hidden_beta", "beta"}}},
+      {"adafactor",
+       "adafactor",
+       2,
+       1e-6,
+       0,
+       {},
+       {{"decay_rate", "decay_rate"}, {"eps", "eps"}, {"clip_threshold", "clip_threshold"}}},
   };
   return references;
 }

@@ -7,11 +7,13 @@
 namespace terrace {
 
 // A rule is one file of this folder and one line here.
-#define TERRACE_RULES(RULE)      \
-  RULE("skewadam", MakeSkewAdam) \
-  RULE("sage", MakeSage)         \
-  RULE("sinkgd", MakeSinkGd)     \
-  RULE("adamw", MakeAdamW)       \
+#define TERRACE_RULES(RULE)        \
+  RULE("skewadam", MakeSkewAdam)   \
+  RULE("sage", MakeSage)           \
+  RULE("sinkgd", MakeSinkGd)       \
+  RULE("adamw", MakeAdamW)         \
+  RULE("adafactor", MakeAdafactor) \
+  RULE("sgd", MakeSgd)             \
   RULE("lion", MakeLion)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
