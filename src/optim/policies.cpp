@@ -133,6 +133,22 @@ rule = "muon"
 [expert]
 rule = "muon"
 )"},
+      {"adafactor", "Adafactor without momentum: factored second moment (arXiv 1804.04235)", R"(
+learning_rate = 1e-3
+[default]
+rule = "adafactor"
+weight_decay = 0.1
+[norm]
+weight_decay = 0
+)"},
+      {"sgd", "gradient descent with momentum: the least that moves a model", R"(
+learning_rate = 0.1
+[default]
+rule = "sgd"
+weight_decay = 1e-4
+[norm]
+weight_decay = 0
+)"},
   };
   return policies;
 }

@@ -52,6 +52,13 @@ const std::vector<Reference>& References() {
         {"ns_steps", "ns_steps"},
         {"nesterov", "nesterov"},
         {"scale", "scale"}}},
+      {"adafactor",
+       "adafactor",
+       2,
+       1e-6,
+       0,
+       {},
+       {{"decay_rate", "decay_rate"}, {"eps", "eps"}, {"clip_threshold", "clip_threshold"}}},
   };
   return references;
 }
