@@ -69,7 +69,14 @@ struct Comparison {
   std::vector<RunResult> runs;  // finished ones, in order
 };
 
-// `command` is the command line that repeats the study.
-Comparison Compare(const Study& study, const RunResults& results, const std::string& command);
+// What a study does not know of its surroundings.
+struct StudyContext {
+  std::string command;  // the command line that repeats it
+  std::string machine;  // for the speeds; may be empty
+  int64_t train_tokens = 0;
+  int64_t val_tokens = 0;
+};
+
+Comparison Compare(const Study& study, const RunResults& results, const StudyContext& context);
 
 }  // namespace terrace

@@ -36,6 +36,7 @@ struct StudyCallbacks {
 
 struct StudyOptions {
   std::string command;  // for the report
+  std::string machine;  // likewise
   bool keep_checkpoints = false;
 };
 

@@ -57,12 +57,14 @@ std::vector<std::string_view> PolicyNames() {
   return names;
 }
 
-Policy PolicyNamed(std::string_view name) {
+PolicyTables PolicyTablesNamed(std::string_view name) {
   for (const ReadyPolicy& policy : ReadyPolicies()) {
-    if (policy.name == name) return ResolvePolicy(name, ParsePolicy(policy.text, name));
+    if (policy.name == name) return ParsePolicy(policy.text, name);
   }
   Fail("no policy is called \"{}\"; ready-made are {}; a file's name ends in .toml", name,
        fmt::join(PolicyNames(), ", "));
 }
+
+Policy PolicyNamed(std::string_view name) { return ResolvePolicy(name, PolicyTablesNamed(name)); }
 
 }  // namespace terrace
