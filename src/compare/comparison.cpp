@@ -216,12 +216,20 @@ MeanSpread MeanSpreadOf(const std::vector<double>& values) {
 Comparison Compare(const Study& study, const RunResults& results, const StudyContext& context) {
   Comparison comparison;
   std::vector<std::string> names;
+  int64_t ablations = 0;
   for (const StudyPolicy& policy : study.policies) {
-    names.push_back(policy.name);
+    if (policy.ablation()) {
+      ++ablations;
+    } else {
+      names.push_back(policy.name);
+    }
     comparison.policies.push_back(RowOf(study, policy, results));
     AddSweep(study, policy, results, comparison.sweep);
   }
   comparison.title = fmt::format("Comparison of {}", fmt::join(names, ", "));
+  if (ablations > 0) {
+    comparison.title += fmt::format(", and {} ablation{}", ablations, ablations == 1 ? "" : "s");
+  }
   comparison.facts = FactsOf(study, context);
   const std::vector<RunSpec> runs = KnownRuns(study, results);
   comparison.runs_total = std::ssize(runs) + UndecidedRuns(study, results);

@@ -28,8 +28,8 @@ double RateOf(const std::string& text, const Policy& policy) {
   if (multiple) value *= Shortest(policy.learning_rate);
   const double rate = Shortest(static_cast<float>(value));
   if (!(rate > 0 && rate <= kLargestRate)) {
-    Fail("--lr {}: policy {} would have a learning rate of {}, which is not within 0 .. {}", text,
-         policy.name, rate, kLargestRate);
+    Fail("--lr {}: policy {} would have a learning rate of {}, which is not above 0 and up to {}",
+         text, policy.name, rate, kLargestRate);
   }
   return rate;
 }
