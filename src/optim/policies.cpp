@@ -159,14 +159,16 @@ std::vector<std::string_view> PolicyNames() {
   return names;
 }
 
-Policy PolicyNamed(std::string_view name) {
+PolicyTables PolicyTablesNamed(std::string_view name) {
   for (const ReadyPolicy& policy : ReadyPolicies()) {
-    if (policy.name == name) return ResolvePolicy(name, ParsePolicy(policy.text, name));
+    if (policy.name == name) return ParsePolicy(policy.text, name);
   }
   Fail(
       "no policy is called \"{}\", did you mean {}? (`terrace policies` lists them; the name of a "
       "file ends in .toml)",
       name, NearestName(name, PolicyNames()));
 }
+
+Policy PolicyNamed(std::string_view name) { return ResolvePolicy(name, PolicyTablesNamed(name)); }
 
 }  // namespace terrace
