@@ -78,9 +78,6 @@ TEST_P(BaselinesReferenceTest, TrajectoriesMatch) {
   int cases = 0;
   for (const auto& entry : json["cases"]) {
     if (entry["optimizer"].get<std::string>() != reference.optimizer) continue;
-  const nlohmann::json json = nlohmann::json::parse(file);
-  for (const auto& entry : json["cases"]) {
-    if (entry["optimizer"] != reference.optimizer) continue;
     ++cases;
     const auto& hyper = entry["hyper"];
     Settings settings = reference.fixed;
