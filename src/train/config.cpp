@@ -46,7 +46,6 @@ constexpr std::string_view kFixedOnResume[] = {
     "training.seed",
     "training.precision",
     "training.gradient_dtype",
-    "training.sink",
     "optimizer.policy",
 };
 
