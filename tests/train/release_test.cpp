@@ -128,7 +128,9 @@ TEST(ReleaseTest, OneGradientAtATime) {
   };
   int64_t all = 0, largest = 0, tied = 0;
   for (const Parameter& parameter : kept.model->parameters()) {
-    const int64_t bytes = (parameter.value.bytes() + 63) / 64 * 64;
+    Arena alone = Arena::Dry();
+    alone.Allocate(Memory::kGradients, DType::kF32, parameter.value.shape, "gradient");
+    const int64_t bytes = alone.ledger().total_bytes;
     all += bytes;
     if (parameter.contributions > 1) {
       tied += bytes;
