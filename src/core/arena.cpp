@@ -38,6 +38,15 @@ std::string_view NameOf(Memory category) {
   return kNames[static_cast<int>(category)];
 }
 
+std::string TextOf(const Phase& phase) {
+  const std::string_view part = phase.part;
+  if (phase.layer >= 0) {
+    return fmt::format("{} of layers.{}{}{}", phase.pass, phase.layer, part.empty() ? "" : "'s ",
+                       part);
+  }
+  return part.empty() ? phase.pass : fmt::format("{} of the {}", phase.pass, part);
+}
+
 Arena::Arena(int64_t capacity_bytes)
     : capacity_bytes_(std::max(RoundUp(capacity_bytes), kAlignment)) {
   void* mapping = mmap(nullptr, capacity_bytes_, PROT_READ | PROT_WRITE,
@@ -59,7 +68,9 @@ Arena::Arena(Arena&& other) noexcept
       capacity_bytes_(other.capacity_bytes_),
       near_bytes_(other.near_bytes_),
       far_bytes_(other.far_bytes_),
-      ledger_(other.ledger_) {}
+      ledger_(other.ledger_),
+      phase_(other.phase_),
+      watcher_(other.watcher_) {}
 
 Arena::~Arena() {
   if (base_ == nullptr) return;
@@ -94,6 +105,7 @@ TensorView Arena::Allocate(Memory category, DType dtype, Shape shape, const char
     ledger_.total_peak_bytes = ledger_.total_bytes;
     ledger_.at_peak_bytes = ledger_.current_bytes;
   }
+  if (watcher_ != nullptr) watcher_->Allocated(*this, category, used_bytes, held_bytes, name);
   return view;
 }
 
@@ -122,6 +134,7 @@ Arena::Frame::~Frame() {
   arena.ledger_.current_bytes = current_bytes_;
   arena.ledger_.total_bytes =
       std::accumulate(current_bytes_.begin(), current_bytes_.end(), int64_t{0});
+  if (arena.watcher_ != nullptr) arena.watcher_->Released(near_bytes_, far_bytes_);
 }
 
 }  // namespace terrace

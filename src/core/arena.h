@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "core/tensor.h"
@@ -25,6 +26,30 @@ struct Ledger {
   std::array<int64_t, kMemoryCategories> at_peak_bytes{};
   int64_t total_bytes = 0;
   int64_t total_peak_bytes = 0;
+};
+
+// What the program is at while it takes memory, for reports. Texts live as long as the program.
+struct Phase {
+  const char* pass = "setting up";  // "forward"
+  const char* part = "";            // "attention"; empty: all of it
+  int64_t layer = -1;               // -1: none
+
+  bool operator==(const Phase&) const = default;
+};
+// "backward of layers.1's feed-forward", "forward of the embedding"
+std::string TextOf(const Phase& phase);
+
+class Arena;
+
+// Is told of everything that an arena gives and takes back.
+class ArenaWatcher {
+ public:
+  virtual ~ArenaWatcher() = default;
+  // `used_bytes` were asked for and `held_bytes` are in the ledger now.
+  virtual void Allocated(const Arena& arena, Memory category, int64_t used_bytes,
+                         int64_t held_bytes, const char* name) = 0;
+  // The two stacks (scratch is the far one) hold no more than this now.
+  virtual void Released(int64_t near_bytes, int64_t far_bytes) = 0;
 };
 
 // Two stacks that grow towards each other in one mapping: scratch from the far end, everything
@@ -50,6 +75,10 @@ class Arena {
   int64_t capacity_bytes() const { return capacity_bytes_; }
   const Ledger& ledger() const { return ledger_; }
 
+  const Phase& phase() const { return phase_; }
+  // Null: nobody. The watcher must outlive what it watches.
+  void Watch(ArenaWatcher* watcher) { watcher_ = watcher; }
+
   // Throws Error, naming `name` and the bytes missing, when the capacity does not suffice.
   // `name` must outlive the view.
   TensorView Allocate(Memory category, DType dtype, Shape shape, const char* name);
@@ -69,6 +98,23 @@ class Arena {
     std::array<int64_t, kMemoryCategories> current_bytes_;
   };
 
+  // Names what happens until it goes out of scope.
+  class PhaseScope {
+   public:
+    PhaseScope(Arena& arena, const Phase& phase) : arena_(arena), before_(arena.phase_) {
+      arena.phase_ = phase;
+    }
+    // A part of what is under way.
+    PhaseScope(Arena& arena, const char* part)
+        : PhaseScope(arena, {arena.phase_.pass, part, arena.phase_.layer}) {}
+    ~PhaseScope() { arena_.phase_ = before_; }
+    PhaseScope(const PhaseScope&) = delete;
+
+   private:
+    Arena& arena_;
+    Phase before_;
+  };
+
  private:
   Arena() = default;
 
@@ -77,6 +123,8 @@ class Arena {
   int64_t near_bytes_ = 0;
   int64_t far_bytes_ = 0;
   Ledger ledger_;
+  Phase phase_;
+  ArenaWatcher* watcher_ = nullptr;
 };
 
 }  // namespace terrace

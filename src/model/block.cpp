@@ -9,6 +9,10 @@
 namespace terrace {
 namespace {
 
+// Of reports on memory.
+constexpr const char* kAttention = "attention";
+constexpr const char* kFeedForward = "feed-forward";
+
 class DecoderBlock final : public Block {
  public:
   explicit DecoderBlock(const LayerContext& context)
@@ -29,8 +33,12 @@ class DecoderBlock final : public Block {
     const TensorView out = Activation(backend_, DType::kF32, x.shape, "block.out");
     auto halves = std::make_unique<SavedHalves>();
     backend_.Copy(x, middle);
-    halves->attention = attention_.Forward(pass, x, middle, nullptr);
+    {
+      const Arena::PhaseScope phase(backend_.arena(), kAttention);
+      halves->attention = attention_.Forward(pass, x, middle, nullptr);
+    }
     backend_.Copy(middle, out);
+    const Arena::PhaseScope phase(backend_.arena(), kFeedForward);
     halves->feed_forward = feed_forward_->Forward(pass, middle, out, routing);
     saved = std::move(halves);
     return out;
@@ -43,7 +51,11 @@ class DecoderBlock final : public Block {
       attention_work.push_back({item.pass, halves.attention.get(), item.dx});
       feed_forward_work.push_back({item.pass, halves.feed_forward.get(), item.dx});
     }
-    feed_forward_->Backward(feed_forward_work, sink);
+    {
+      const Arena::PhaseScope phase(backend_.arena(), kFeedForward);
+      feed_forward_->Backward(feed_forward_work, sink);
+    }
+    const Arena::PhaseScope phase(backend_.arena(), kAttention);
     attention_.Backward(attention_work, sink);
   }
 

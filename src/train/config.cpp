@@ -220,10 +220,25 @@ RunConfig LoadConfig(const std::filesystem::path& path,
     MakeAbsolute(config.data.folder);
     if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
     CheckConfig(config);
+    if (config.data.folder.empty()) Fail("data.folder is missing");
   } catch (const PolicyError& error) {
     fail(error.what() + TensorsOf(config.model, error.population()));
   } catch (const Error& error) {
     fail(error.what());
+  }
+  return config;
+}
+
+RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>& assignments) {
+  RunConfig config;
+  config.model = model;
+  const std::vector<Field> fields = FieldsOf(config);
+  for (const std::string& assignment : assignments) ApplyAssignment(fields, assignment);
+  try {
+    TakePolicyFile(config);
+    CheckConfig(config);
+  } catch (const PolicyError& error) {
+    throw Error(error.what() + TensorsOf(config.model, error.population()));
   }
   return config;
 }
@@ -241,7 +256,6 @@ void CheckConfig(const RunConfig& config) {
   if (tokens > 1e11) {
     Fail("training.micro_batch x sequence_length x micro_batches = {} tokens a step", tokens);
   }
-  if (config.data.folder.empty()) Fail("data.folder is missing");
   PolicyOf(config);
   ScheduleOf(config).Check();
 }

@@ -81,6 +81,10 @@ std::vector<Field> FieldsOf(RunConfig& config);
 RunConfig LoadConfig(const std::filesystem::path& path,
                      const std::vector<std::string>& assignments);
 
+// A run of `model` that has no data, with `assignments` over the defaults: for plans. Throws Error on
+// one line.
+RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>& assignments);
+
 // Impossible combinations, named by key. LoadConfig calls it.
 void CheckConfig(const RunConfig& config);
 

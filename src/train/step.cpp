@@ -104,6 +104,7 @@ double RunTogether(Model& model, std::span<const Pass> passes, bool checkpointin
   Arena& arena = model.backend().arena();
   const Arena::Frame frame(arena);
   std::vector<Model::EndWork> ends;
+  const Arena::PhaseScope start(arena, {"forward", "embedding"});
   for (const Pass& pass : passes) {
     ends.push_back({&pass, {}, NewActivation(model, pass.batch, "dx")});  // [N, D]
   }
@@ -114,6 +115,7 @@ double RunTogether(Model& model, std::span<const Pass> passes, bool checkpointin
   routing.resize(count);
   for (Model::EndWork& end : ends) end.x = model.Embed(*end.pass);
   for (size_t i = 0; i < blocks.size(); ++i) {
+    const Arena::PhaseScope phase(arena, {"forward", "", static_cast<int64_t>(i)});
     frames.Push();
     saved[i].resize(count);
     for (size_t m = 0; m < count; ++m) {
@@ -127,21 +129,29 @@ double RunTogether(Model& model, std::span<const Pass> passes, bool checkpointin
     }
   }
 
-  const double loss = model.HeadAndLoss(ends, &sink);
-
+  double loss = 0;
+  {
+    const Arena::PhaseScope phase(arena, {"forward and backward", "head"});
+    loss = model.HeadAndLoss(ends, &sink);
+  }
   for (size_t i = blocks.size(); i-- > 0;) {
     {
       const Arena::Frame recomputed(arena);
       std::vector<Block::Work> work;
       for (size_t m = 0; m < count; ++m) {
-        if (checkpointing) blocks[i]->Forward(passes[m], inputs[i][m], saved[i][m], nullptr);
+        if (checkpointing) {
+          const Arena::PhaseScope phase(arena, {"recomputation", "", static_cast<int64_t>(i)});
+          blocks[i]->Forward(passes[m], inputs[i][m], saved[i][m], nullptr);
+        }
         work.push_back({&passes[m], saved[i][m].get(), ends[m].dx});
       }
+      const Arena::PhaseScope phase(arena, {"backward", "", static_cast<int64_t>(i)});
       blocks[i]->Backward(work, sink);
       saved[i].clear();
     }
     frames.Pop();
   }
+  const Arena::PhaseScope end(arena, {"backward", "embedding"});
   model.EmbedBackward(ends, sink);
   return loss;
 }
@@ -189,7 +199,10 @@ StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
     report.losses = ForwardBackward(model, micro_batches, passes, sink);
     finite_loss = std::isfinite(report.losses.loss);
   } while (finite_loss && sink.AnotherPass());
-  if (finite_loss) report.update = sink.Finish();
+  if (finite_loss) {
+    const Arena::PhaseScope phase(model.backend().arena(), Phase{"update of the weights"});
+    report.update = sink.Finish();
+  }
   if (!finite_loss || report.update.fault != nullptr) {
     const std::string first = FirstNonFinite(model, micro_batches, settings.noise_key);
     if (!finite_loss) {
@@ -205,9 +218,15 @@ StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
 
 double ForwardLoss(Model& model, const MicroBatch& batch) {
   const Pass pass{.batch = batch};
-  const Arena::Frame frame(model.backend().arena());
+  Arena& arena = model.backend().arena();
+  const Arena::Frame frame(arena);
+  const Arena::PhaseScope evaluation(arena, {"evaluation", "embedding"});
   TensorView x = model.Embed(pass);
-  for (const auto& block : model.blocks()) ForwardInPlace(model, *block, pass, x);
+  for (size_t i = 0; i < model.blocks().size(); ++i) {
+    const Arena::PhaseScope phase(arena, {"evaluation", "", static_cast<int64_t>(i)});
+    ForwardInPlace(model, *model.blocks()[i], pass, x);
+  }
+  const Arena::PhaseScope phase(arena, "head");
   return model.HeadAndLoss(pass, x, {}, nullptr);
 }
 

@@ -171,8 +171,10 @@ void CreateFolder(const RunFolder& run, const std::string& config_toml,
 
 }  // namespace
 
-Ledger PlanTraining(const RunConfig& config) {
-  Machine machine(config, Arena::Dry());
+Ledger PlanTraining(const RunConfig& config, ArenaWatcher* watcher) {
+  Arena arena = Arena::Dry();
+  arena.Watch(watcher);
+  Machine machine(config, std::move(arena));
   machine.Step(config, 1, nullptr);
   if (config.training.eval_interval > 0) {
     PlanEvaluation(machine.model, EvaluationShapeOf(config));

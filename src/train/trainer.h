@@ -67,7 +67,8 @@ class DivergedError : public Error {
 TrainResult Train(const RunConfig& config, const std::filesystem::path& run_folder, bool resume,
                   const TrainCallbacks& callbacks);
 
-// The ledger of a step and an evaluation of `config`, from a run without data.
-Ledger PlanTraining(const RunConfig& config);
+// The ledger of a step and an evaluation of `config`, from a run without data, which `watcher` may
+// follow. Nothing of the data that `config` names is looked at.
+Ledger PlanTraining(const RunConfig& config, ArenaWatcher* watcher = nullptr);
 
 }  // namespace terrace
