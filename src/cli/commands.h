@@ -9,6 +9,7 @@ class App;
 namespace terrace {
 
 void AddTrainCommand(CLI::App& app);
+void AddPlanCommand(CLI::App& app);
 void AddEvalCommand(CLI::App& app);
 void AddGenerateCommand(CLI::App& app);
 void AddCompareCommand(CLI::App& app);

@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("The environment's TERRACE_MAX_ISA=avx2 or avx512 caps the instruction set.");
   terrace::AddTrainCommand(app);
+  terrace::AddPlanCommand(app);
   terrace::AddEvalCommand(app);
   terrace::AddGenerateCommand(app);
   terrace::AddCompareCommand(app);

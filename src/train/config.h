@@ -81,8 +81,8 @@ std::vector<Field> FieldsOf(RunConfig& config);
 RunConfig LoadConfig(const std::filesystem::path& path,
                      const std::vector<std::string>& assignments);
 
-// A run of `model` that has no data, with `assignments` over the defaults: for plans. Throws Error on
-// one line.
+// A run of `model` that has no data, with `assignments` over the defaults: for plans. Throws Error
+// on one line.
 RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>& assignments);
 
 // Impossible combinations, named by key. LoadConfig calls it.

@@ -1,0 +1,262 @@
+#include "plan/advice.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "optim/rules/rules.h"
+#include "plan/estimate.h"
+
+namespace terrace {
+namespace {
+
+constexpr size_t kMaxSuggestions = 6;
+constexpr int64_t kMaxPlans = 400;
+constexpr std::string_view kPolicies[] = {"skewadam", "adafactor"};
+
+// One setting of a kind, or several that belong together.
+struct Choice {
+  std::vector<std::string> settings;
+  double cost = 0;
+  bool changes_numbers = false;
+  std::function<void(RunConfig&)> apply = [](RunConfig&) {};
+};
+// The first leaves things as they are.
+using Choices = std::vector<Choice>;
+
+Choices Recomputation(const RunConfig& config) {
+  Choices choices(1);
+  if (!config.training.activation_checkpointing) {
+    choices.push_back({{"training.activation_checkpointing=true"}, 0, false, [](RunConfig& c) {
+                         c.training.activation_checkpointing = true;
+                       }});
+  }
+  return choices;
+}
+
+Choices Sinks(const RunConfig& config) {
+  Choices choices(1);
+  const bool global = config.optimizer.clipping.kind == ClippingKind::kGlobalNorm;
+  const bool release = config.training.sink == SinkKind::kRelease;
+  if (!release) {
+    choices.push_back({{"training.sink=release"}, 0, false, [](RunConfig& c) {
+                         c.training.sink = SinkKind::kRelease;
+                       }});
+  }
+  if (!release && global) {
+    choices.push_back(
+        {{"training.sink=release", "optimizer.clipping=per_tensor"}, 25, true, [](RunConfig& c) {
+           c.training.sink = SinkKind::kRelease;
+           c.optimizer.clipping.kind = ClippingKind::kPerTensor;
+         }});
+  }
+  return choices;
+}
+
+// As many tokens a step, fewer at a time.
+Choices MicroBatches(const RunConfig& config) {
+  Choices choices(1);
+  const TrainingConfig& training = config.training;
+  for (int64_t parts = 2; training.micro_batch % parts == 0; parts *= 2) {
+    const int64_t sequences = training.micro_batch / parts;
+    const int64_t count = training.micro_batches * parts;
+    if (count > 10'000) break;
+    choices.push_back({{fmt::format("training.micro_batch={}", sequences),
+                        fmt::format("training.micro_batches={}", count)},
+                       2 * std::log2(static_cast<double>(parts)),
+                       false,
+                       [=](RunConfig& c) {
+                         c.training.micro_batch = sequences;
+                         c.training.micro_batches = count;
+                       }});
+  }
+  return choices;
+}
+
+Choices GradientTypes(const RunConfig& config) {
+  Choices choices(1);
+  if (config.training.gradient_dtype == DType::kF32) {
+    choices.push_back({{"training.gradient_dtype=bf16"}, 15, true, [](RunConfig& c) {
+                         c.training.gradient_dtype = DType::kBF16;
+                       }});
+  }
+  return choices;
+}
+
+Choices Precisions(const RunConfig& config) {
+  Choices choices(1);
+  if (config.model.weight_dtype == DType::kF32) {
+    choices.push_back({{"training.precision=bf16"}, 60, true, [](RunConfig& c) {
+                         c.model.weight_dtype = DType::kBF16;
+                       }});
+  }
+  return choices;
+}
+
+// Momentum of bfloat16 in every population whose rule keeps one of float32.
+Choices Momenta(const RunConfig& config) {
+  Choices choices(1);
+  std::vector<Population> populations;
+  for (const PolicyEntry& entry : PolicyOf(config).entries) {
+    const Settings settings = CompleteSettings(entry.rule, entry.settings);
+    const auto momentum = settings.find("momentum");
+    if (momentum == settings.end()) continue;
+    const auto* name = std::get_if<std::string>(&momentum->second);
+    if (name != nullptr && *name == "f32") populations.push_back(entry.population);
+  }
+  if (populations.empty()) return choices;
+  Choice choice{{}, 15, true, {}};
+  for (const Population population : populations) {
+    Settings over = config.optimizer.populations[static_cast<size_t>(population)];
+    over["momentum"] = std::string("bf16");
+    choice.settings.push_back(
+        fmt::format("optimizer.populations.{}={}", NameOf(population), TextOf(over)));
+  }
+  choice.apply = [populations](RunConfig& c) {
+    for (const Population population : populations) {
+      c.optimizer.populations[static_cast<size_t>(population)]["momentum"] = std::string("bf16");
+    }
+  };
+  choices.push_back(std::move(choice));
+  return choices;
+}
+
+Choices Policies(const RunConfig& config) {
+  Choices choices(1);
+  for (const std::string_view name : kPolicies) {
+    if (config.optimizer.policy == name) continue;
+    choices.push_back({{fmt::format("optimizer.policy={}", name)}, 100, true, [name](RunConfig& c) {
+                         c.optimizer.policy = name;
+                         c.optimizer.populations = {};
+                         c.optimizer.learning_rate.reset();
+                         c.policy = {};
+                       }});
+  }
+  return choices;
+}
+
+struct Combination {
+  std::vector<size_t> chosen;  // by kind
+  double cost = 0;
+};
+
+class Search {
+ public:
+  Search(const RunConfig& config, bool activations) : config_(config) {
+    // The policy comes first: what is laid over one does not fit another.
+    kinds_ = {Policies(config),
+              Sinks(config),
+              GradientTypes(config),
+              Precisions(config),
+              Momenta(config),
+              activations ? Recomputation(config) : Choices(1),
+              activations ? MicroBatches(config) : Choices(1)};
+    Combination combination;
+    combination.chosen.resize(kinds_.size());
+    Enumerate(combination, 0);
+    for (Combination& c : combinations_) c.cost = CostOf(c);
+    std::stable_sort(combinations_.begin(), combinations_.end(),
+                     [](const Combination& a, const Combination& b) { return a.cost < b.cost; });
+  }
+
+  Advice Run(int64_t budget_bytes, const Planner& planner) {
+    Advice advice;
+    std::vector<Combination> found;
+    for (const Combination& combination : combinations_) {
+      const bool contained = std::any_of(found.begin(), found.end(), [&](const Combination& less) {
+        return Contains(combination, less);
+      });
+      if (contained) continue;
+      if (found.size() == kMaxSuggestions) break;
+      if (advice.planned == kMaxPlans) {
+        advice.exhausted = false;
+        break;
+      }
+      ++advice.planned;
+      Suggestion suggestion = SuggestionOf(combination);
+      try {
+        const RunConfig changed = Apply(combination);
+        CheckConfig(changed);
+        suggestion.peak_bytes = planner(changed);
+      } catch (const Error&) {
+        continue;  // a policy or a sink that refuses
+      }
+      if (!advice.smallest || suggestion.peak_bytes < advice.smallest->peak_bytes) {
+        advice.smallest = suggestion;
+      }
+      if (suggestion.peak_bytes > budget_bytes) continue;
+      found.push_back(combination);
+      advice.fitting.push_back(std::move(suggestion));
+    }
+    return advice;
+  }
+
+ private:
+  void Enumerate(Combination& combination, size_t kind) {
+    if (kind == kinds_.size()) {
+      const bool changed = std::any_of(combination.chosen.begin(), combination.chosen.end(),
+                                       [](size_t choice) { return choice != 0; });
+      // Momentum is the present policy's.
+      if (changed && (combination.chosen[0] == 0 || combination.chosen[kMomentum] == 0)) {
+        combinations_.push_back(combination);
+      }
+      return;
+    }
+    for (size_t i = 0; i < kinds_[kind].size(); ++i) {
+      combination.chosen[kind] = i;
+      Enumerate(combination, kind + 1);
+    }
+    combination.chosen[kind] = 0;
+  }
+
+  // Whether `a` makes all the changes of `b`, or a stronger one of the kind that has an order.
+  static bool Contains(const Combination& a, const Combination& b) {
+    for (size_t i = 0; i < a.chosen.size(); ++i) {
+      const bool same =
+          i == kMicroBatches ? a.chosen[i] >= b.chosen[i] : a.chosen[i] == b.chosen[i];
+      if (!same && b.chosen[i] != 0) return false;
+    }
+    return true;
+  }
+
+  RunConfig Apply(const Combination& combination) const {
+    RunConfig changed = config_;
+    for (size_t i = 0; i < kinds_.size(); ++i) kinds_[i][combination.chosen[i]].apply(changed);
+    return changed;
+  }
+
+  double CostOf(const Combination& combination) const {
+    double cost = 100 * (RelativeCompute(Apply(combination)) / RelativeCompute(config_) - 1);
+    for (size_t i = 0; i < kinds_.size(); ++i) {
+      cost += kinds_[i][combination.chosen[i]].cost + (combination.chosen[i] != 0 ? 1 : 0);
+    }
+    return cost;
+  }
+
+  Suggestion SuggestionOf(const Combination& combination) const {
+    Suggestion suggestion;
+    suggestion.relative_compute = RelativeCompute(Apply(combination)) / RelativeCompute(config_);
+    for (size_t i = 0; i < kinds_.size(); ++i) {
+      const Choice& choice = kinds_[i][combination.chosen[i]];
+      suggestion.settings.insert(suggestion.settings.end(), choice.settings.begin(),
+                                 choice.settings.end());
+      suggestion.changes_numbers |= choice.changes_numbers;
+    }
+    return suggestion;
+  }
+
+  static constexpr size_t kMomentum = 4, kMicroBatches = 6;
+
+  const RunConfig& config_;
+  std::vector<Choices> kinds_;
+  std::vector<Combination> combinations_;
+};
+
+}  // namespace
+
+Advice Advise(const RunConfig& config, int64_t budget_bytes, const Planner& planner,
+              bool activations) {
+  return Search(config, activations).Run(budget_bytes, planner);
+}
+
+}  // namespace terrace

@@ -1,0 +1,47 @@
+// Which settings would make a run fit, found by planning them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+
+namespace terrace {
+
+struct Suggestion {
+  std::vector<std::string> settings;  // "training.sink=release", as --set takes them
+  int64_t peak_bytes = 0;
+  // Compute of a step over that of the run as it is.
+  double relative_compute = 1;
+  // Whether results differ by more than the order of sums.
+  bool changes_numbers = false;
+};
+
+struct Advice {
+  // What fits, least costly first; none contains all the changes of an earlier one.
+  std::vector<Suggestion> fitting;
+  // The combination that needs least, of those that were planned.
+  std::optional<Suggestion> smallest;
+  int64_t planned = 0;    // combinations
+  bool exhausted = true;  // all that there are, or as many as it took
+};
+
+// The peak of a run, by a dry run of it.
+using Planner = std::function<int64_t(const RunConfig&)>;
+
+// Combinations of: activation checkpointing, the release sink (with clipping as it is or by
+// tensor), micro-batches of a half, a quarter ... with as many more of them, gradients and momentum
+// of bfloat16, bfloat16 weights, and another policy. The order of cost: settings that repeat
+// computation count with what they add to it in per cent; those that change numbers with what we
+// deem them worth beside it (gradients or momentum of bfloat16 15, clipping by tensor 25, weights
+// of bfloat16 60, another policy 100). Combinations that a policy or sink refuses are left out.
+//
+// With `activations` false, the planner does not see activations: what would change nothing but
+// them is not tried.
+Advice Advise(const RunConfig& config, int64_t budget_bytes, const Planner& planner,
+              bool activations = true);
+
+}  // namespace terrace

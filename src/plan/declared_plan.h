@@ -1,0 +1,19 @@
+// The memory of a model that this engine cannot run yet, as far as its tensors tell: weights,
+// gradients and optimizer state. Activations, scratch and alignment are left out.
+#pragma once
+
+#include "plan/estimate.h"
+#include "plan/foreign_model.h"
+#include "plan/memory_plan.h"
+
+namespace terrace {
+
+// State is what the policy's rules declare for each tensor. With the release sink, the gradient is
+// that of the largest tensor, beside that of a tied embedding. Throws Error naming the tensor when
+// the policy cannot serve it.
+MemoryPlan PlanDeclared(const ForeignModel& model, const RunConfig& config);
+
+TensorBytes BytesOfTensors(const ForeignModel& model, const RunConfig& config);
+TensorBytes BytesOfTensors(const RunConfig& config);
+
+}  // namespace terrace

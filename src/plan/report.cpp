@@ -1,0 +1,77 @@
+#include "plan/report.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "plan/declared_plan.h"
+#include "train/trainer.h"
+
+namespace terrace {
+namespace {
+
+constexpr int64_t kMaxLayers = 4096;
+
+}  // namespace
+
+PlanRow MakeRow(const Subject& subject) {
+  return {subject, subject.foreign ? PlanDeclared(*subject.foreign, subject.config)
+                                   : PlanMemory(subject.config)};
+}
+
+PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_bytes) {
+  PlanReport report;
+  report.subject = subject;
+  report.budget_bytes = budget_bytes;
+  const RunConfig& config = subject.config;
+  if (subject.foreign) {
+    for (const DeclaredTensor& tensor : subject.foreign->tensors) {
+      report.parameters[static_cast<size_t>(tensor.population)] +=
+          tensor.count * tensor.shape.size();
+    }
+  } else {
+    for (const Parameter& parameter : ParametersOf(config.model)) {
+      report.parameters[static_cast<size_t>(parameter.population)] += parameter.value.size();
+    }
+  }
+  report.memory = MakeRow(subject).memory;
+  report.cost = CostOf(
+      subject.size(),
+      subject.foreign ? BytesOfTensors(*subject.foreign, config) : BytesOfTensors(config), config);
+  report.dense = DenseModelsOf(subject);
+  if (report.Fits()) return report;
+  const Planner planner = [&](const RunConfig& changed) {
+    return subject.foreign ? PlanDeclared(*subject.foreign, changed).ledger.total_peak_bytes
+                           : PlanTraining(changed).total_peak_bytes;
+  };
+  report.advice = Advise(config, *budget_bytes, planner, !subject.foreign);
+  return report;
+}
+
+LargestRow LargestThatFits(const Subject& subject, int64_t budget_bytes) {
+  if (subject.foreign) {
+    Fail("{}: the largest that fits is found for models that can be run (this one has {})",
+         subject.name, subject.foreign->not_runnable);
+  }
+  LargestRow row{subject, std::nullopt};
+  RunConfig& config = row.subject.config;
+  const auto fits = [&](int64_t layers) {
+    config.model.layers = layers;
+    return PlanTraining(config).total_peak_bytes <= budget_bytes;
+  };
+  if (!fits(1)) return row;
+  int64_t most = 1, too_many = 2;
+  while (too_many <= kMaxLayers && fits(too_many)) {
+    most = too_many;
+    too_many *= 2;
+  }
+  while (too_many - most > 1) {
+    const int64_t middle = most + (too_many - most) / 2;
+    (fits(middle) ? most : too_many) = middle;
+  }
+  config.model.layers = most;
+  row.memory = PlanMemory(config);
+  return row;
+}
+
+}  // namespace terrace

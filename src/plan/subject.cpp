@@ -1,0 +1,70 @@
+#include "plan/subject.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/toml_text.h"
+#include "model/presets.h"
+
+namespace terrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+Subject FromForeign(const std::string& path, const std::vector<std::string>& assignments) {
+  ForeignModel model = ReadForeignModel(path);
+  Subject subject;
+  const fs::path parent = fs::absolute(path).parent_path().filename();
+  subject.name = fs::path(path).stem() == "config" ? parent.string() : fs::path(path).stem();
+  if (model.config) {
+    subject.config = ConfigOfModel(*model.config, assignments);
+    return subject;
+  }
+  for (const std::string& assignment : assignments) {
+    if (assignment.starts_with("model.")) {
+      Fail("{}: {}: this model's own settings cannot be changed (it has {}, which cannot be run)",
+           path, assignment, model.not_runnable);
+    }
+  }
+  ModelConfig stand_in = PresetNamed("gpt-moe-tiny");
+  stand_in.max_positions = model.max_positions;
+  stand_in.weight_dtype = model.weight_dtype;
+  subject.config = ConfigOfModel(stand_in, assignments);
+  subject.foreign = std::move(model);
+  return subject;
+}
+
+Subject Load(const std::string& source, const std::vector<std::string>& assignments) {
+  if (fs::is_directory(source)) return FromForeign(fs::path(source) / "config.json", assignments);
+  if (source.ends_with(".json")) return FromForeign(source, assignments);
+  Subject subject;
+  if (source.ends_with(".toml")) {
+    subject.name = fs::path(source).stem();
+    subject.config = LoadConfig(source, assignments);
+    return subject;
+  }
+  const auto presets = Presets();
+  if (fs::exists(source) && std::none_of(presets.begin(), presets.end(), [&](const Preset& preset) {
+        return preset.name == source;
+      })) {
+    Fail("{}: a configuration is a .toml file, a model of Hugging Face a .json file", source);
+  }
+  subject.name = source;
+  subject.config = ConfigOfModel(PresetNamed(source), assignments);
+  return subject;
+}
+
+}  // namespace
+
+Subject LoadSubject(const std::string& source, const std::string& policy,
+                    std::vector<std::string> assignments) {
+  if (!policy.empty()) {
+    assignments.push_back("optimizer.policy=" + QuotedToml(policy));
+  }
+  Subject subject = Load(source, assignments);
+  subject.policy = policy.empty() ? subject.config.optimizer.policy : policy;
+  return subject;
+}
+
+}  // namespace terrace

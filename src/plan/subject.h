@@ -1,0 +1,31 @@
+// What is planned: a run's configuration, a preset, or a model that Hugging Face describes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/foreign_model.h"
+#include "train/config.h"
+
+namespace terrace {
+
+struct Subject {
+  std::string name;    // of the model, for people
+  std::string policy;  // as it was named
+  RunConfig config;
+  // Of a model that this engine cannot run: config.model is a stand-in then, whose precision alone
+  // means something.
+  std::optional<ForeignModel> foreign;
+
+  ModelSize size() const { return foreign ? foreign->size : SizeOf(config.model); }
+};
+
+// `source` is a configuration (*.toml), a Hugging Face config.json (*.json, or a folder with one),
+// or the name of a preset. `assignments` ("key=value") are laid over it; those of a preset's and a
+// config.json's training and optimizer start from the defaults. `policy`, a name or a file, takes
+// the place of the configuration's own; empty: none does. Throws Error on one line.
+Subject LoadSubject(const std::string& source, const std::string& policy,
+                    std::vector<std::string> assignments);
+
+}  // namespace terrace

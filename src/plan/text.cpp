@@ -1,0 +1,299 @@
+// Plans for people.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string_view>
+
+#include "core/parallel.h"
+#include "plan/bytes.h"
+#include "plan/report.h"
+
+namespace terrace {
+namespace {
+
+constexpr size_t kColumns = 100;
+
+constexpr size_t At(Memory category) { return static_cast<size_t>(category); }
+
+// "6784.33 M", "46.70 B"
+std::string Count(int64_t number) {
+  const double value = static_cast<double>(number);
+  if (value >= 1e10) return fmt::format("{:.2f} B", value / 1e9);
+  if (value >= 1e4) return fmt::format("{:.2f} M", value / 1e6);
+  return fmt::format("{}", number);
+}
+
+std::string Flops(double flops) {
+  constexpr std::string_view kPrefixes[] = {"", "K", "M", "G", "T", "P", "E"};
+  size_t prefix = 0;
+  while (flops >= 1000 && prefix + 1 < std::size(kPrefixes)) {
+    flops /= 1000;
+    ++prefix;
+  }
+  return fmt::format("{:.3g} {}FLOPs", flops, kPrefixes[prefix]);
+}
+
+std::string Factor(double factor) {
+  return factor >= 9.95 ? fmt::format("{:.0f}x", factor) : fmt::format("{:.1f}x", factor);
+}
+
+// Words in lines of kColumns, `indent` spaces before all but the first; words are never split.
+std::string Wrapped(std::string_view text, size_t column, size_t indent) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(' '), text.size());
+    if (column > indent && column + end > kColumns) {
+      if (result.ends_with(' ')) result.pop_back();
+      result += "\n" + std::string(indent, ' ');
+      column = indent;
+    }
+    result += text.substr(0, end);
+    column += end;
+    text.remove_prefix(end);
+    if (!text.empty()) {
+      result += ' ';
+      ++column;
+      text.remove_prefix(1);
+    }
+  }
+  return result + "\n";
+}
+
+std::string Paragraph(std::string_view text) { return Wrapped(text, 0, 2); }
+
+// As a shell takes it.
+std::string SetFlag(const std::string& setting) {
+  const bool plain = setting.find_first_of(" '{") == std::string::npos;
+  return fmt::format(plain ? "--set {}" : "--set \"{}\"", setting);
+}
+
+std::string RunText(const Subject& subject) {
+  const RunConfig& config = subject.config;
+  const TrainingConfig& training = config.training;
+  std::string text =
+      fmt::format("run: policy {}, sink {}, weights {}, gradients {}, {} x {} x {} tokens a step",
+                  subject.policy, training.sink == SinkKind::kRelease ? "release" : "accumulate",
+                  NameOf(config.model.weight_dtype), NameOf(training.gradient_dtype),
+                  training.micro_batches, training.micro_batch, training.sequence_length);
+  if (training.activation_checkpointing) text += ", activation checkpointing";
+  text += fmt::format(", clipping {}", NameOf(config.optimizer.clipping.kind));
+  if (!subject.foreign) text += fmt::format(", {} threads", MaxThreads());
+  return text;
+}
+
+class Amounts {
+ public:
+  explicit Amounts(int64_t largest_bytes) : gib_(static_cast<double>(largest_bytes) >= 4 * kGiB) {}
+  std::string_view unit() const { return gib_ ? "GiB" : "MiB"; }
+  // "-" for nothing, "0.00" for little.
+  std::string operator()(int64_t bytes) const {
+    if (bytes == 0) return "-";
+    const double number = static_cast<double>(bytes);
+    return gib_ ? fmt::format("{:.2f}", number / kGiB) : fmt::format("{:.1f}", number / kMiB);
+  }
+
+ private:
+  bool gib_;
+};
+
+std::string PeakText(const MemoryPlan& plan) {
+  return fmt::format("in the {}, when {} is taken", TextOf(plan.peak_phase), plan.peak_tensor);
+}
+
+std::string MemoryTable(const PlanReport& report) {
+  const MemoryPlan& plan = report.memory;
+  const Amounts amount(plan.ledger.total_peak_bytes);
+  std::string text = fmt::format("{:<15}{:>12}{:>11}{:>11}{:>11}{:>13}{:>10}{:>11}\n",
+                                 fmt::format("at peak, {}", amount.unit()), "parameters", "weights",
+                                 "gradients", "optimizer", "activations", "scratch", "total");
+  const auto line = [&](std::string_view name, const std::string& parameters,
+                        const CategoryBytes& bytes) {
+    const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+    text +=
+        fmt::format("{:<15}{:>12}{:>11}{:>11}{:>11}{:>13}{:>10}{:>11}\n", name, parameters,
+                    amount(bytes[At(Memory::kWeights)]), amount(bytes[At(Memory::kGradients)]),
+                    amount(bytes[At(Memory::kOptimizer)]), amount(bytes[At(Memory::kActivations)]),
+                    amount(bytes[At(Memory::kScratch)]), amount(total));
+  };
+  for (int row = 0; row < MemoryPlan::kRows; ++row) {
+    const CategoryBytes& bytes = plan.at_peak[static_cast<size_t>(row)];
+    const int64_t parameters = row < kPopulations ? report.parameters[static_cast<size_t>(row)] : 0;
+    const bool empty = parameters == 0 && std::all_of(bytes.begin(), bytes.end(),
+                                                      [](int64_t held) { return held == 0; });
+    if (!empty) line(RowName(row), parameters > 0 ? Count(parameters) : "", bytes);
+  }
+  line("all", Count(report.subject.size().parameters), plan.ledger.at_peak_bytes);
+  return text;
+}
+
+std::string CostText(const PlanReport& report) {
+  const StepCost& cost = report.cost;
+  std::string text = fmt::format("compute: {} per token of training, {} a step of {} tokens",
+                                 Flops(cost.flops_per_token), Flops(cost.step_flops), cost.tokens);
+  if (cost.repeated_share > 0) {
+    text += fmt::format(" ({:.2f}x with what is computed again)", 1 + cost.repeated_share);
+  }
+  text = Paragraph(text);
+  const auto moved = [](double bytes) { return BytesText(static_cast<int64_t>(bytes)); };
+  text += Paragraph(fmt::format(
+      "moved a step, estimated: weights {}, gradients {}, optimizer state {} (as if each use "
+      "fetched a tensor once; activations left out)",
+      moved(cost.weight_bytes), moved(cost.gradient_bytes), moved(cost.state_bytes)));
+  return text;
+}
+
+std::string SuggestionText(const Suggestion& suggestion) {
+  std::string flags;
+  for (const std::string& setting : suggestion.settings) {
+    flags += (flags.empty() ? "" : " ") + SetFlag(setting);
+  }
+  const std::string start =
+      fmt::format("  {:>10}  {:>5} compute  {:<13}  ", BytesText(suggestion.peak_bytes),
+                  fmt::format("{:.2f}x", suggestion.relative_compute),
+                  suggestion.changes_numbers ? "other numbers" : "same results");
+  return start + Wrapped(flags, start.size(), start.size());
+}
+
+std::string VerdictText(const PlanReport& report) {
+  if (!report.budget_bytes) return "memory: the machine does not tell what is free (--memory)\n";
+  const int64_t budget = *report.budget_bytes;
+  const int64_t peak = report.memory.ledger.total_peak_bytes;
+  if (report.Fits()) {
+    return fmt::format("memory: fits in {}, {} to spare\n", BytesText(budget),
+                       BytesText(budget - peak));
+  }
+  std::string text = fmt::format("memory: does not fit in {}: {} too much\n", BytesText(budget),
+                                 BytesText(peak - budget));
+  const Advice& advice = *report.advice;
+  if (!advice.fitting.empty()) {
+    text +=
+        fmt::format("what fits, least costly first ({} combinations planned):\n", advice.planned);
+    for (const Suggestion& suggestion : advice.fitting) text += SuggestionText(suggestion);
+    return text;
+  }
+  text += fmt::format("no setting makes it fit ({}{} combinations planned)",
+                      advice.exhausted ? "all " : "the first ", advice.planned);
+  if (advice.smallest)
+    text += "; the least that was found:\n" + SuggestionText(*advice.smallest);
+  else
+    text += "\n";
+  return text;
+}
+
+std::string DenseText(const PlanReport& report) {
+  if (report.dense.empty()) return "";
+  const Subject& subject = report.subject;
+  const ModelSize size = subject.size();
+  const int64_t peak = report.memory.ledger.total_peak_bytes;
+  const double flops = report.cost.flops_per_token;
+  std::string text = "\nor dense, same architecture:\n";
+  const auto line = [&](std::string_view name, const std::string& parameters,
+                        const std::string& width, double model_flops, int64_t bytes) {
+    text += fmt::format("  {:<26}{:>12} parameters{:>16}{:>8} compute{:>12}\n", name, parameters,
+                        width, Factor(model_flops / flops), BytesText(bytes));
+  };
+  line("this MoE", Count(size.parameters), "", flops, peak);
+  const DenseModel* total = nullptr;
+  const DenseModel* worth = nullptr;
+  for (const DenseModel& model : report.dense) {
+    if (model.kind == DenseKind::kEqualTotal) total = &model;
+    if (model.kind == DenseKind::kEqualWorth) worth = &model;
+    line(NameOf(model.kind), Count(model.size.parameters), fmt::format("ffn {}", model.ffn_width),
+         model.flops_per_token, model.peak_bytes);
+  }
+  if (total == nullptr || worth == nullptr) return text;
+  const int64_t experts = subject.foreign ? subject.foreign->experts : subject.config.model.experts;
+  const int64_t top_k =
+      subject.foreign ? subject.foreign->top_k : subject.config.model.router.top_k;
+  const double rows =
+      static_cast<double>(report.cost.tokens * top_k) / static_cast<double>(experts);
+  text += Paragraph(fmt::format(
+      "Dense is the better choice where memory is short and time is not: {} the compute of this "
+      "MoE "
+      "buys all of its parameters for every token in about the same memory, and {} buys the dense "
+      "model of equal worth in {} (worth: the geometric mean of active and total parameters, a "
+      "rule "
+      "of thumb and no law). It is also where data is short: an expert sees {:.0f} rows a step, {} "
+      "of {} tokens' choices. Else the MoE learns more in the same time.",
+      Factor(total->flops_per_token / flops), Factor(worth->flops_per_token / flops),
+      BytesText(worth->peak_bytes), rows, top_k, experts));
+  return text;
+}
+
+std::string SinkName(const Subject& subject) {
+  return subject.config.training.sink == SinkKind::kRelease ? "release" : "accumulate";
+}
+
+std::string Fitting(const MemoryPlan& memory, std::optional<int64_t> budget_bytes) {
+  if (!budget_bytes) return "?";
+  return memory.ledger.total_peak_bytes <= *budget_bytes ? "yes" : "no";
+}
+
+}  // namespace
+
+std::string ToText(const PlanReport& report) {
+  const Subject& subject = report.subject;
+  const ModelSize size = subject.size();
+  std::string text = fmt::format("{}: {} parameters, {} active per token\n", subject.name,
+                                 Count(size.parameters), Count(size.active_parameters));
+  text += Paragraph(RunText(subject));
+  if (subject.foreign) {
+    text +=
+        Paragraph(fmt::format("This engine cannot run {}: {}. Planned from the declared tensors: "
+                              "activations, scratch and "
+                              "alignment are left out.",
+                              subject.foreign->family, subject.foreign->not_runnable));
+  }
+  text += "\n" + MemoryTable(report) + "\n";
+  if (!subject.foreign) {
+    text += Paragraph(fmt::format(
+        "peak: {}, {}; alignment is {} of it", BytesText(report.memory.ledger.total_peak_bytes),
+        PeakText(report.memory), BytesText(report.memory.alignment_bytes)));
+  }
+  return text + CostText(report) + VerdictText(report) + DenseText(report);
+}
+
+std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budget_bytes) {
+  std::string text = fmt::format(
+      "| policy | sink | gradients | weights | gradients, GiB | state | activations | scratch | "
+      "peak, GiB | fits{} |\n|---|---|---|---:|---:|---:|---:|---:|---:|---|\n",
+      budget_bytes ? " " + BytesText(*budget_bytes) : "");
+  for (const PlanRow& row : rows) {
+    const CategoryBytes& bytes = row.memory.ledger.at_peak_bytes;
+    const auto gib = [&](Memory category) {
+      return static_cast<double>(bytes[At(category)]) / kGiB;
+    };
+    text += fmt::format(
+        "| {} | {} | {} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {} |\n",
+        row.subject.policy, SinkName(row.subject),
+        NameOf(row.subject.config.training.gradient_dtype), gib(Memory::kWeights),
+        gib(Memory::kGradients), gib(Memory::kOptimizer), gib(Memory::kActivations),
+        gib(Memory::kScratch), static_cast<double>(row.memory.ledger.total_peak_bytes) / kGiB,
+        Fitting(row.memory, budget_bytes));
+  }
+  return text;
+}
+
+std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
+  std::string text = fmt::format(
+      "| policy | sink | gradients | layers in {} | parameters | active | peak, GiB |\n"
+      "|---|---|---|---:|---:|---:|---:|\n",
+      BytesText(budget_bytes));
+  for (const LargestRow& row : rows) {
+    text += fmt::format("| {} | {} | {} |", row.subject.policy, SinkName(row.subject),
+                        NameOf(row.subject.config.training.gradient_dtype));
+    if (!row.memory) {
+      text += " none | - | - | - |\n";
+      continue;
+    }
+    const ModelSize size = row.subject.size();
+    text += fmt::format(" {} | {} | {} | {:.2f} |\n", row.subject.config.model.layers,
+                        Count(size.parameters), Count(size.active_parameters),
+                        static_cast<double>(row.memory->ledger.total_peak_bytes) / kGiB);
+  }
+  return text;
+}
+
+}  // namespace terrace
