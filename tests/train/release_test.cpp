@@ -74,7 +74,7 @@ double LargestDifference(TensorView a, TensorView b) {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const char* policy : {"skewadam", "adamw", "mesh"}) {
+  for (const char* policy : {"skewadam", "mesh"}) {
     for (const ClippingKind kind :
          {ClippingKind::kNone, ClippingKind::kPerTensor, ClippingKind::kGlobalNorm}) {
       for (const int64_t micro_batches : {1, 4}) {
