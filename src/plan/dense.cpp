@@ -77,7 +77,8 @@ std::vector<DenseModel> DenseModelsOf(const Subject& subject) {
   std::vector<DenseModel> models;
   for (const DenseKind kind :
        {DenseKind::kEqualActive, DenseKind::kEqualWorth, DenseKind::kEqualTotal}) {
-    DenseModel model{.kind = kind};
+    DenseModel model;
+    model.kind = kind;
     model.ffn_width =
         1 + static_cast<int64_t>(std::llround(static_cast<double>(TargetOf(kind, size) - narrow) /
                                               static_cast<double>(slope)));

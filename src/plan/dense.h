@@ -17,7 +17,7 @@ enum class DenseKind : uint8_t { kEqualActive, kEqualWorth, kEqualTotal };
 std::string_view NameOf(DenseKind kind);  // "equal active parameters" ...
 
 struct DenseModel {
-  DenseKind kind;
+  DenseKind kind = DenseKind::kEqualActive;
   int64_t ffn_width = 0;
   ModelSize size;
   double flops_per_token = 0;  // of training, as of a MoE's

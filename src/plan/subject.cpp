@@ -15,8 +15,9 @@ namespace fs = std::filesystem;
 Subject FromForeign(const std::string& path, const std::vector<std::string>& assignments) {
   ForeignModel model = ReadForeignModel(path);
   Subject subject;
-  const fs::path parent = fs::absolute(path).parent_path().filename();
-  subject.name = fs::path(path).stem() == "config" ? parent.string() : fs::path(path).stem();
+  // Every such file is called config.json: the folder tells of which model.
+  const fs::path stem = fs::path(path).stem();
+  subject.name = stem == "config" ? fs::absolute(path).parent_path().filename() : stem;
   if (model.config) {
     subject.config = ConfigOfModel(*model.config, assignments);
     return subject;

@@ -66,7 +66,7 @@ std::string Paragraph(std::string_view text) { return Wrapped(text, 0, 2); }
 // As a shell takes it.
 std::string SetFlag(const std::string& setting) {
   const bool plain = setting.find_first_of(" '{") == std::string::npos;
-  return fmt::format(plain ? "--set {}" : "--set \"{}\"", setting);
+  return plain ? "--set " + setting : "--set \"" + setting + "\"";
 }
 
 std::string RunText(const Subject& subject) {

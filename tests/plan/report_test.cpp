@@ -1,0 +1,265 @@
+// Verdicts that hold, and the same figures in every form.
+#include "plan/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+
+#include "core/atomic_file.h"
+#include "model/presets.h"
+#include "plan/bytes.h"
+#include "support/temporary_folder.h"
+#include "train/trainer.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Subject Preset110m(std::vector<std::string> assignments = {}) {
+  assignments.push_back("training.sequence_length=32");
+  return LoadSubject("moe-110m", "", std::move(assignments));
+}
+
+std::string ForeignPath(const std::string& name) {
+  return (TestData() / "foreign" / (name + ".json")).string();
+}
+
+TEST(AdviceTest, SuggestionsFitWhenPlanned) {
+  const std::vector<std::string> start = {"optimizer.policy=adamw", "training.precision=f32",
+                                          "training.micro_batch=4"};
+  const Subject subject = Preset110m(start);
+  const int64_t peak = PlanTraining(subject.config).total_peak_bytes;
+  for (const double share : {0.9, 0.6, 0.3}) {
+    const auto budget = static_cast<int64_t>(share * static_cast<double>(peak));
+    const PlanReport report = MakeReport(subject, budget);
+    ASSERT_TRUE(report.advice);
+    ASSERT_FALSE(report.advice->fitting.empty()) << share;
+    for (const Suggestion& suggestion : report.advice->fitting) {
+      // As a user takes it up.
+      std::vector<std::string> assignments = start;
+      assignments.insert(assignments.end(), suggestion.settings.begin(), suggestion.settings.end());
+      const Subject changed = Preset110m(assignments);
+      EXPECT_EQ(PlanTraining(changed.config).total_peak_bytes, suggestion.peak_bytes);
+      EXPECT_LE(suggestion.peak_bytes, budget);
+      EXPECT_EQ(changed.config.training.StepTokens(), subject.config.training.StepTokens());
+      EXPECT_EQ(RelativeCompute(changed.config), suggestion.relative_compute);
+    }
+  }
+}
+
+TEST(AdviceTest, CombinesWhatDoesNotSufficeAlone) {
+  const Subject subject = Preset110m({"optimizer.policy=adamw"});
+  // As little as single changes reach, and a little less.
+  int64_t least = INT64_MAX;
+  const Planner planner = [&](const RunConfig& config) {
+    return PlanTraining(config).total_peak_bytes;
+  };
+  for (const char* single :
+       {"training.sink=release", "training.gradient_dtype=bf16", "optimizer.policy=skewadam",
+        "optimizer.policy=adafactor", "training.activation_checkpointing=true"}) {
+    least = std::min(least, planner(Preset110m({"optimizer.policy=adamw", single}).config));
+  }
+  const Advice advice = Advise(subject.config, least - 1, planner);
+  ASSERT_FALSE(advice.fitting.empty());
+  for (const Suggestion& suggestion : advice.fitting) EXPECT_GE(suggestion.settings.size(), 2u);
+}
+
+TEST(AdviceTest, LeavesOutWhatContainsAnEarlierSuggestion) {
+  const Advice advice = Advise(Preset110m().config, INT64_MAX, [](const RunConfig&) { return 1; });
+  ASSERT_FALSE(advice.fitting.empty());
+  // Any one change fits: no combination is offered.
+  for (const Suggestion& suggestion : advice.fitting) {
+    EXPECT_TRUE(suggestion.settings.size() == 1 ||
+                suggestion.settings[0].starts_with("training.micro_batch=") ||
+                suggestion.settings[0].starts_with("training.sink=release") ||
+                suggestion.settings[0].starts_with("optimizer.populations"));
+  }
+  EXPECT_EQ(advice.fitting[0].relative_compute, 1);
+  EXPECT_FALSE(advice.fitting[0].changes_numbers);
+}
+
+TEST(AdviceTest, SaysWhenNothingFits) {
+  const PlanReport report = MakeReport(Preset110m(), 1 << 20);
+  ASSERT_TRUE(report.advice);
+  EXPECT_TRUE(report.advice->fitting.empty());
+  ASSERT_TRUE(report.advice->smallest);
+  EXPECT_LT(report.advice->smallest->peak_bytes, report.memory.ledger.total_peak_bytes);
+  EXPECT_THAT(ToText(report), HasSubstr("no setting makes it fit (all "));
+}
+
+TEST(AdviceTest, KeepsOtherSettingsOfAPopulation) {
+  const Subject subject = Preset110m({"optimizer.populations.attention={ weight_decay = 0.5 }"});
+  const Advice advice = Advise(subject.config, INT64_MAX, [](const RunConfig&) { return 1; });
+  bool found = false;
+  for (const Suggestion& suggestion : advice.fitting) {
+    for (const std::string& setting : suggestion.settings) {
+      if (!setting.starts_with("optimizer.populations.attention")) continue;
+      found = true;
+      EXPECT_THAT(setting, HasSubstr("weight_decay"));
+    }
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST(DenseTest, MatchesParameters) {
+  for (const Subject& subject : {Preset110m(), LoadSubject(ForeignPath("deepseek-v3"), "", {}),
+                                 LoadSubject(ForeignPath("qwen3-30b-a3b"), "", {})}) {
+    const ModelSize size = subject.size();
+    const std::vector<DenseModel> models = DenseModelsOf(subject);
+    ASSERT_EQ(models.size(), 3u);
+    const double active = static_cast<double>(size.active_parameters);
+    const double total = static_cast<double>(size.parameters);
+    const double targets[] = {active, std::sqrt(active * total), total};
+    for (size_t i = 0; i < 3; ++i) {
+      // Within half a column of the feed-forwards' matrices.
+      EXPECT_NEAR(static_cast<double>(models[i].size.parameters) / targets[i], 1, 2e-3);
+      EXPECT_EQ(models[i].size.parameters, models[i].size.active_parameters);
+      EXPECT_GT(models[i].peak_bytes, 2 * models[i].size.parameters);
+    }
+    EXPECT_NEAR(
+        models[0].flops_per_token / size.FlopsPerToken(subject.config.training.sequence_length), 1,
+        2e-3);
+  }
+  EXPECT_TRUE(DenseModelsOf(Preset110m({"model.ffn=[\"dense\"]"})).empty());
+}
+
+TEST(LargestTest, FitsAndOneMoreLayerDoesNot) {
+  const Subject subject = Preset110m();
+  const int64_t budget = int64_t{2} << 30;
+  const LargestRow row = LargestThatFits(subject, budget);
+  ASSERT_TRUE(row.memory);
+  EXPECT_LE(row.memory->ledger.total_peak_bytes, budget);
+  RunConfig more = row.subject.config;
+  EXPECT_EQ(PlanTraining(more).total_peak_bytes, row.memory->ledger.total_peak_bytes);
+  ++more.model.layers;
+  EXPECT_GT(PlanTraining(more).total_peak_bytes, budget);
+  EXPECT_FALSE(LargestThatFits(subject, 1 << 20).memory);
+  EXPECT_THROW(LargestThatFits(LoadSubject(ForeignPath("olmoe-1b-7b"), "", {}), budget), Error);
+}
+
+TEST(ReportTest, TextFitsAHundredColumns) {
+  for (const Subject& subject :
+       {Preset110m({"optimizer.policy=adamw"}), LoadSubject("skewadam-6.78b", "lion", {}),
+        LoadSubject(ForeignPath("deepseek-v3"), "", {}),
+        LoadSubject(ForeignPath("mixtral-8x7b"), "", {"model.layers=2"})}) {
+    std::istringstream text(ToText(MakeReport(subject, int64_t{1} << 30)));
+    for (std::string line; std::getline(text, line);) {
+      if (line.find("--set") != std::string::npos) continue;  // one long flag is not split
+      EXPECT_LE(line.size(), 100u) << line;
+    }
+  }
+}
+
+// The last word of the table's last line, and the like: what a reader takes from it.
+TEST(ReportTest, JsonAgreesWithTheTable) {
+  const PlanReport report = MakeReport(Preset110m(), int64_t{1} << 40);
+  const auto json = nlohmann::json::parse(ToJson(report));
+  const std::string text = ToText(report);
+  EXPECT_EQ(json["model"]["parameters"], SizeOf(report.subject.config.model).parameters);
+  EXPECT_EQ(json["memory"]["peak_bytes"], report.memory.ledger.total_peak_bytes);
+  int64_t total = 0;
+  for (const auto& [category, bytes] : json["memory"]["at_peak_bytes"].items()) {
+    int64_t sum = 0;
+    for (const auto& [name, population] : json["memory"]["by_population"].items()) {
+      const int64_t held = population["at_peak_bytes"][category];
+      sum += held;
+      if (held > 0) {
+        EXPECT_THAT(text, HasSubstr(fmt::format(" {:.1f}", static_cast<double>(held) / kMiB)))
+            << name << category;
+      }
+    }
+    EXPECT_EQ(bytes, sum) << category;
+    total += sum;
+  }
+  EXPECT_EQ(json["memory"]["peak_bytes"], total);
+  EXPECT_THAT(text, HasSubstr("fits in 1024.00 GiB"));
+  EXPECT_EQ(json["verdict"]["fits"], true);
+  EXPECT_THAT(text, HasSubstr("in the " + json["memory"]["peak_phase"].get<std::string>()));
+  EXPECT_EQ(json["memory"]["moments"].size(), report.memory.moments.size());
+  EXPECT_EQ(json["dense"].size(), 3u);
+}
+
+TEST(ReportTest, SaysWhatAForeignPlanLeavesOut) {
+  const PlanReport report =
+      MakeReport(LoadSubject(ForeignPath("deepseek-v3"), "adamw", {}), int64_t{80} << 30);
+  EXPECT_THAT(ToText(report), HasSubstr("activations, scratch and alignment are left out"));
+  const auto json = nlohmann::json::parse(ToJson(report));
+  EXPECT_EQ(json["memory"]["activations_planned"], false);
+  // Two float32 moments of all but the bias that has no gradient.
+  EXPECT_EQ(json["memory"]["at_peak_bytes"]["optimizer"],
+            8 * (int64_t{671'026'419'200} - 58 * 256));
+  EXPECT_EQ(json["verdict"]["fits"], false);
+  EXPECT_THROW(LoadSubject(ForeignPath("deepseek-v3"), "", {"model.layers=3"}), Error);
+  EXPECT_THROW(LoadSubject("no-such-preset", "", {}), Error);
+}
+
+// Tags that nest and close, attributes in quotes, no bare & or <.
+void ExpectWellFormed(const std::string& xml) {
+  std::vector<std::string> open;
+  static const std::regex tag(
+      R"re(<(/?)([a-z]+)((?: [a-z:A-Z0-9-]+="[^"<&]*(?:&[a-z]+;[^"<&]*)*")*) ?(/?)>)re");
+  size_t at = 0;
+  while (at < xml.size()) {
+    const size_t next = xml.find('<', at);
+    const std::string text = xml.substr(at, next - at);
+    if (open.empty() || open.back() != "style") {
+      for (size_t i = text.find('&'); i != std::string::npos; i = text.find('&', i + 1)) {
+        EXPECT_TRUE(std::regex_search(text.substr(i, 8), std::regex("^&[a-z]+;"))) << text;
+      }
+    }
+    if (next == std::string::npos) break;
+    const size_t end = xml.find('>', next);
+    ASSERT_NE(end, std::string::npos);
+    const std::string element = xml.substr(next, end - next + 1);
+    std::smatch match;
+    ASSERT_TRUE(std::regex_match(element, match, tag)) << element.substr(0, 200);
+    if (!match[1].str().empty()) {
+      ASSERT_FALSE(open.empty());
+      EXPECT_EQ(open.back(), match[2].str());
+      open.pop_back();
+    } else if (match[4].str().empty()) {
+      open.push_back(match[2].str());
+    }
+    at = end + 1;
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+TEST(ChartTest, IsWellFormedAndNamesThePeak) {
+  PlanReport report = MakeReport(Preset110m(), int64_t{1} << 40);
+  report.subject.name = "a <b> & \"c\"";
+  const std::string svg = ToSvg(report);
+  // Paths are long: the expression would recurse too deeply.
+  ExpectWellFormed(std::regex_replace(svg, std::regex(" d=\"[^\"]{0,200000}\""), ""));
+  EXPECT_THAT(svg, HasSubstr("a &lt;b&gt; &amp; &quot;c&quot;"));
+  EXPECT_THAT(svg, HasSubstr("peak " + BytesText(report.memory.ledger.total_peak_bytes)));
+  EXPECT_THAT(svg, HasSubstr("memory, "));
+  EXPECT_THAT(svg, HasSubstr("prefers-color-scheme: dark"));
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    EXPECT_THAT(svg, HasSubstr(">" + std::string(NameOf(Memory(i))) + "</text>"));
+  }
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, Not(HasSubstr("href")));
+}
+
+TEST(BytesTest, ReadsAndRefuses) {
+  EXPECT_EQ(ParseBytes("24GiB"), int64_t{24} << 30);
+  EXPECT_EQ(ParseBytes("1.5 TiB"), int64_t{3} << 39);
+  EXPECT_EQ(ParseBytes("500MB"), 500'000'000);
+  EXPECT_EQ(ParseBytes("4096"), 4096);
+  for (const char* wrong : {"", "GiB", "-1GiB", "0", "1e3GiB", "24Gib", "24 GiB x", "nan", "inf",
+                            "99999999999999999999TiB"}) {
+    EXPECT_THROW(ParseBytes(wrong), Error) << wrong;
+  }
+  EXPECT_EQ(BytesText(int64_t{24} << 30), "24.00 GiB");
+  EXPECT_EQ(BytesText(3 << 20), "3.0 MiB");
+  EXPECT_EQ(BytesText(12), "12 bytes");
+}
+
+}  // namespace
+}  // namespace terrace
