@@ -46,7 +46,8 @@ std::string Wrapped(std::string_view text, size_t column, size_t indent) {
     const size_t end = std::min(text.find(' '), text.size());
     if (column > indent && column + end > kColumns) {
       if (result.ends_with(' ')) result.pop_back();
-      result += "\n" + std::string(indent, ' ');
+      result += '\n';
+      result.append(indent, ' ');
       column = indent;
     }
     result += text.substr(0, end);
@@ -66,7 +67,7 @@ std::string Paragraph(std::string_view text) { return Wrapped(text, 0, 2); }
 // As a shell takes it.
 std::string SetFlag(const std::string& setting) {
   const bool plain = setting.find_first_of(" '{") == std::string::npos;
-  return plain ? "--set " + setting : "--set \"" + setting + "\"";
+  return plain ? fmt::format("--set {}", setting) : fmt::format("--set \"{}\"", setting);
 }
 
 std::string RunText(const Subject& subject) {
@@ -246,7 +247,7 @@ std::string ToText(const PlanReport& report) {
                               "alignment are left out.",
                               subject.foreign->family, subject.foreign->not_runnable));
   }
-  text += "\n" + MemoryTable(report) + "\n";
+  text += fmt::format("\n{}\n", MemoryTable(report));
   if (!subject.foreign) {
     text += Paragraph(fmt::format(
         "peak: {}, {}; alignment is {} of it", BytesText(report.memory.ledger.total_peak_bytes),

@@ -143,9 +143,9 @@ TEST(MemoryPlanTest, ThinsALongStep) {
 }
 
 TEST(MemoryPlanTest, NamesPhases) {
-  EXPECT_EQ(TextOf({"backward", "feed-forward", 1}), "backward of layers.1's feed-forward");
-  EXPECT_EQ(TextOf({"forward", "", 0}), "forward of layers.0");
-  EXPECT_EQ(TextOf({"forward", "embedding"}), "forward of the embedding");
+  EXPECT_EQ(TextOf(Phase{"backward", "feed-forward", 1}), "backward of layers.1's feed-forward");
+  EXPECT_EQ(TextOf(Phase{"forward", "", 0}), "forward of layers.0");
+  EXPECT_EQ(TextOf(Phase{"forward", "embedding"}), "forward of the embedding");
   EXPECT_EQ(TextOf(Phase{"evaluation"}), "evaluation");
 }
 
