@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "core/error.h"
 #include "optim/rules/rules.h"
@@ -11,7 +13,6 @@ namespace terrace {
 namespace {
 
 constexpr size_t kMaxSuggestions = 6;
-constexpr int64_t kMaxPlans = 400;
 constexpr std::string_view kPolicies[] = {"skewadam", "adafactor"};
 
 // One setting of a kind, or several that belong together.
@@ -160,35 +161,19 @@ class Search {
   }
 
   Advice Run(int64_t budget_bytes, const Planner& planner) {
-    Advice advice;
-    std::vector<Combination> found;
+    DropHopeless(budget_bytes, planner);
     for (const Combination& combination : combinations_) {
-      const bool contained = std::any_of(found.begin(), found.end(), [&](const Combination& less) {
-        return Contains(combination, less);
-      });
+      const bool contained =
+          std::any_of(found_.begin(), found_.end(),
+                      [&](const Combination& less) { return Contains(combination, less); });
       if (contained) continue;
-      if (found.size() == kMaxSuggestions) break;
-      if (advice.planned == kMaxPlans) {
-        advice.exhausted = false;
-        break;
-      }
-      ++advice.planned;
-      Suggestion suggestion = SuggestionOf(combination);
-      try {
-        const RunConfig changed = Apply(combination);
-        CheckConfig(changed);
-        suggestion.peak_bytes = planner(changed);
-      } catch (const Error&) {
-        continue;  // a policy or a sink that refuses
-      }
-      if (!advice.smallest || suggestion.peak_bytes < advice.smallest->peak_bytes) {
-        advice.smallest = suggestion;
-      }
-      if (suggestion.peak_bytes > budget_bytes) continue;
-      found.push_back(combination);
-      advice.fitting.push_back(std::move(suggestion));
+      if (found_.size() == kMaxSuggestions) break;
+      const std::optional<Suggestion> suggestion = Plan(combination, planner);
+      if (!suggestion || suggestion->peak_bytes > budget_bytes) continue;
+      found_.push_back(combination);
+      advice_.fitting.push_back(*suggestion);
     }
-    return advice;
+    return std::move(advice_);
   }
 
  private:
@@ -197,7 +182,7 @@ class Search {
       const bool changed = std::any_of(combination.chosen.begin(), combination.chosen.end(),
                                        [](size_t choice) { return choice != 0; });
       // Momentum is the present policy's.
-      if (changed && (combination.chosen[0] == 0 || combination.chosen[kMomentum] == 0)) {
+      if (changed && (combination.chosen[kPolicy] == 0 || combination.chosen[kMomentum] == 0)) {
         combinations_.push_back(combination);
       }
       return;
@@ -217,6 +202,49 @@ class Search {
       if (!same && b.chosen[i] != 0) return false;
     }
     return true;
+  }
+
+  // Nothing where a policy or a sink refuses.
+  std::optional<Suggestion> Plan(const Combination& combination, const Planner& planner) {
+    const auto [known, is_new] = plans_.try_emplace(combination.chosen);
+    if (!is_new) return known->second;
+    Suggestion suggestion = SuggestionOf(combination);
+    try {
+      const RunConfig changed = Apply(combination);
+      CheckConfig(changed);
+      suggestion.peak_bytes = planner(changed);
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+    ++advice_.planned;
+    if (!advice_.smallest || suggestion.peak_bytes < advice_.smallest->peak_bytes) {
+      advice_.smallest = suggestion;
+    }
+    return known->second = suggestion;
+  }
+
+  // Few plans instead of hundreds that cannot fit.
+  void DropHopeless(int64_t budget_bytes, const Planner& planner) {
+    for (size_t policy = 0; policy < kinds_[kPolicy].size(); ++policy) {
+      for (size_t sink = 0; sink < kinds_[kSink].size(); ++sink) {
+        bool hope = false;
+        for (size_t i = 0; i < 4 && !hope; ++i) {
+          Combination most;
+          for (const Choices& choices : kinds_) most.chosen.push_back(choices.size() - 1);
+          most.chosen[kPolicy] = policy;
+          most.chosen[kSink] = sink;
+          if (policy != 0) most.chosen[kMomentum] = 0;
+          if (i % 2 == 1) most.chosen[kRecomputation] = 0;
+          if (i >= 2) most.chosen[kMicroBatches] = 0;
+          const std::optional<Suggestion> suggestion = Plan(most, planner);
+          hope = suggestion && suggestion->peak_bytes <= budget_bytes;
+        }
+        if (hope) continue;
+        std::erase_if(combinations_, [&](const Combination& combination) {
+          return combination.chosen[kPolicy] == policy && combination.chosen[kSink] == sink;
+        });
+      }
+    }
   }
 
   RunConfig Apply(const Combination& combination) const {
@@ -245,11 +273,16 @@ class Search {
     return suggestion;
   }
 
-  static constexpr size_t kMomentum = 4, kMicroBatches = 6;
+  // Of kinds_.
+  static constexpr size_t kPolicy = 0, kSink = 1, kMomentum = 4, kRecomputation = 5,
+                          kMicroBatches = 6;
 
   const RunConfig& config_;
   std::vector<Choices> kinds_;
   std::vector<Combination> combinations_;
+  std::vector<Combination> found_;
+  std::map<std::vector<size_t>, std::optional<Suggestion>> plans_;
+  Advice advice_;
 };
 
 }  // namespace

@@ -25,8 +25,7 @@ struct Advice {
   std::vector<Suggestion> fitting;
   // The combination that needs least, of those that were planned.
   std::optional<Suggestion> smallest;
-  int64_t planned = 0;    // combinations
-  bool exhausted = true;  // all that there are, or as many as it took
+  int64_t planned = 0;  // combinations
 };
 
 // The peak of a run, by a dry run of it.
@@ -38,6 +37,10 @@ using Planner = std::function<int64_t(const RunConfig&)>;
 // computation count with what they add to it in per cent; those that change numbers with what we
 // deem them worth beside it (gradients or momentum of bfloat16 15, clipping by tensor 25, weights
 // of bfloat16 60, another policy 100). Combinations that a policy or sink refuses are left out.
+//
+// A policy under a sink is left out altogether when none of its most saving combinations fits: all
+// types of bfloat16, with and without activation checkpointing, the micro-batch as it is and the
+// smallest.
 //
 // With `activations` false, the planner does not see activations: what would change nothing but
 // them is not tried.

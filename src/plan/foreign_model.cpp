@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -459,6 +459,13 @@ ForeignModel ParseForeignModel(std::string_view text, const std::string& name) {
 }
 
 ForeignModel ReadForeignModel(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)) {
+    Fail("{}: not a file", path);
+  }
+  if (const auto bytes = std::filesystem::file_size(path, error); !error && bytes > kMaxFileBytes) {
+    Fail("{}: {} bytes are more than a config.json has ({})", path, bytes, kMaxFileBytes);
+  }
   return ParseForeignModel(ReadFile(path), path);
 }
 

@@ -81,7 +81,6 @@ Json VerdictOf(const PlanReport& report) {
   }
   json["smallest"] = report.advice->smallest ? ToJson(*report.advice->smallest) : Json();
   json["planned_combinations"] = report.advice->planned;
-  json["all_combinations_planned"] = report.advice->exhausted;
   return json;
 }
 

@@ -37,7 +37,9 @@ Subject FromForeign(const std::string& path, const std::vector<std::string>& ass
 }
 
 Subject Load(const std::string& source, const std::vector<std::string>& assignments) {
-  if (fs::is_directory(source)) return FromForeign(fs::path(source) / "config.json", assignments);
+  std::error_code error;
+  if (fs::is_directory(source, error))
+    return FromForeign(fs::path(source) / "config.json", assignments);
   if (source.ends_with(".json")) return FromForeign(source, assignments);
   Subject subject;
   if (source.ends_with(".toml")) {
@@ -46,9 +48,9 @@ Subject Load(const std::string& source, const std::vector<std::string>& assignme
     return subject;
   }
   const auto presets = Presets();
-  if (fs::exists(source) && std::none_of(presets.begin(), presets.end(), [&](const Preset& preset) {
-        return preset.name == source;
-      })) {
+  if (fs::exists(source, error) &&
+      std::none_of(presets.begin(), presets.end(),
+                   [&](const Preset& preset) { return preset.name == source; })) {
     Fail("{}: a configuration is a .toml file, a model of Hugging Face a .json file", source);
   }
   subject.name = source;

@@ -64,10 +64,13 @@ std::string Wrapped(std::string_view text, size_t column, size_t indent) {
 
 std::string Paragraph(std::string_view text) { return Wrapped(text, 0, 2); }
 
-// As a shell takes it.
-std::string SetFlag(const std::string& setting) {
+// As a shell takes it; kJoint stands for a space that ends no line.
+constexpr char kJoint = '\x1f';
+std::string SetFlag(std::string setting) {
   const bool plain = setting.find_first_of(" '{") == std::string::npos;
-  return plain ? fmt::format("--set {}", setting) : fmt::format("--set \"{}\"", setting);
+  std::replace(setting.begin(), setting.end(), ' ', kJoint);
+  return plain ? fmt::format("--set{}{}", kJoint, setting)
+               : fmt::format("--set{}\"{}\"", kJoint, setting);
 }
 
 std::string RunText(const Subject& subject) {
@@ -148,13 +151,17 @@ std::string CostText(const PlanReport& report) {
 std::string SuggestionText(const Suggestion& suggestion) {
   std::string flags;
   for (const std::string& setting : suggestion.settings) {
-    flags += (flags.empty() ? "" : " ") + SetFlag(setting);
+    if (!flags.empty()) flags += ' ';
+    flags += SetFlag(setting);
   }
   const std::string start =
       fmt::format("  {:>10}  {:>5} compute  {:<13}  ", BytesText(suggestion.peak_bytes),
                   fmt::format("{:.2f}x", suggestion.relative_compute),
                   suggestion.changes_numbers ? "other numbers" : "same results");
-  return start + Wrapped(flags, start.size(), start.size());
+  std::string text = start;
+  text += Wrapped(flags, start.size(), start.size());
+  std::replace(text.begin(), text.end(), kJoint, ' ');
+  return text;
 }
 
 std::string VerdictText(const PlanReport& report) {
@@ -174,13 +181,9 @@ std::string VerdictText(const PlanReport& report) {
     for (const Suggestion& suggestion : advice.fitting) text += SuggestionText(suggestion);
     return text;
   }
-  text += fmt::format("no setting makes it fit ({}{} combinations planned)",
-                      advice.exhausted ? "all " : "the first ", advice.planned);
-  if (advice.smallest)
-    text += "; the least that was found:\n" + SuggestionText(*advice.smallest);
-  else
-    text += "\n";
-  return text;
+  text += fmt::format("no setting makes it fit ({} combinations planned)", advice.planned);
+  if (!advice.smallest) return text + "\n";
+  return text + "; the least that was found:\n" + SuggestionText(*advice.smallest);
 }
 
 std::string DenseText(const PlanReport& report) {
@@ -192,7 +195,7 @@ std::string DenseText(const PlanReport& report) {
   std::string text = "\nor dense, same architecture:\n";
   const auto line = [&](std::string_view name, const std::string& parameters,
                         const std::string& width, double model_flops, int64_t bytes) {
-    text += fmt::format("  {:<26}{:>12} parameters{:>16}{:>8} compute{:>12}\n", name, parameters,
+    text += fmt::format("  {:<27}{:>12} parameters{:>15}{:>8} compute{:>12}\n", name, parameters,
                         width, Factor(model_flops / flops), BytesText(bytes));
   };
   line("this MoE", Count(size.parameters), "", flops, peak);
@@ -201,7 +204,8 @@ std::string DenseText(const PlanReport& report) {
   for (const DenseModel& model : report.dense) {
     if (model.kind == DenseKind::kEqualTotal) total = &model;
     if (model.kind == DenseKind::kEqualWorth) worth = &model;
-    line(NameOf(model.kind), Count(model.size.parameters), fmt::format("ffn {}", model.ffn_width),
+    line(model.kind == DenseKind::kEqualWorth ? "equal worth (rule of thumb)" : NameOf(model.kind),
+         Count(model.size.parameters), fmt::format("ffn {}", model.ffn_width),
          model.flops_per_token, model.peak_bytes);
   }
   if (total == nullptr || worth == nullptr) return text;
@@ -210,17 +214,27 @@ std::string DenseText(const PlanReport& report) {
       subject.foreign ? subject.foreign->top_k : subject.config.model.router.top_k;
   const double rows =
       static_cast<double>(report.cost.tokens * top_k) / static_cast<double>(experts);
-  text += Paragraph(fmt::format(
-      "Dense is the better choice where memory is short and time is not: {} the compute of this "
-      "MoE "
-      "buys all of its parameters for every token in about the same memory, and {} buys the dense "
-      "model of equal worth in {} (worth: the geometric mean of active and total parameters, a "
-      "rule "
-      "of thumb and no law). It is also where data is short: an expert sees {:.0f} rows a step, {} "
-      "of {} tokens' choices. Else the MoE learns more in the same time.",
-      Factor(total->flops_per_token / flops), Factor(worth->flops_per_token / flops),
-      BytesText(worth->peak_bytes), rows, top_k, experts));
-  return text;
+  const std::string worth_text =
+      fmt::format("{} the compute and {}", Factor(worth->flops_per_token / flops),
+                  BytesText(worth->peak_bytes));
+  std::string rule;
+  if (worth->peak_bytes < peak) {
+    rule = fmt::format(
+        "Train dense where memory is short and time is not: what this MoE is worth takes a dense "
+        "model {}.",
+        worth_text);
+  } else {
+    rule = fmt::format(
+        "Memory is no reason to train dense here: what this MoE is worth takes a dense model {}.",
+        worth_text);
+  }
+  rule += fmt::format(
+      " Worth is the geometric mean of active and total parameters: a rule of thumb, no law. Dense "
+      "with all of the parameters learns more from each token, for {} the compute and {}. Train "
+      "dense, too, where text is short: an expert sees {:.0f} rows a step, those of {} choices out "
+      "of {} that each token makes. Else the MoE learns more in the same time.",
+      Factor(total->flops_per_token / flops), BytesText(total->peak_bytes), rows, top_k, experts);
+  return text + Paragraph(rule);
 }
 
 std::string SinkName(const Subject& subject) {
@@ -258,7 +272,7 @@ std::string ToText(const PlanReport& report) {
 
 std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budget_bytes) {
   std::string text = fmt::format(
-      "| policy | sink | gradients | weights | gradients, GiB | state | activations | scratch | "
+      "| policy | sink | gradient type | weights | gradients | state | activations | scratch | "
       "peak, GiB | fits{} |\n|---|---|---|---:|---:|---:|---:|---:|---:|---|\n",
       budget_bytes ? " " + BytesText(*budget_bytes) : "");
   for (const PlanRow& row : rows) {
@@ -279,7 +293,7 @@ std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budg
 
 std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
   std::string text = fmt::format(
-      "| policy | sink | gradients | layers in {} | parameters | active | peak, GiB |\n"
+      "| policy | sink | gradient type | layers in {} | parameters | active | peak, GiB |\n"
       "|---|---|---|---:|---:|---:|---:|\n",
       BytesText(budget_bytes));
   for (const LargestRow& row : rows) {

@@ -89,7 +89,7 @@ TEST(AdviceTest, SaysWhenNothingFits) {
   EXPECT_TRUE(report.advice->fitting.empty());
   ASSERT_TRUE(report.advice->smallest);
   EXPECT_LT(report.advice->smallest->peak_bytes, report.memory.ledger.total_peak_bytes);
-  EXPECT_THAT(ToText(report), HasSubstr("no setting makes it fit (all "));
+  EXPECT_THAT(ToText(report), HasSubstr("no setting makes it fit ("));
 }
 
 TEST(AdviceTest, KeepsOtherSettingsOfAPopulation) {
@@ -234,8 +234,12 @@ TEST(ChartTest, IsWellFormedAndNamesThePeak) {
   PlanReport report = MakeReport(Preset110m(), int64_t{1} << 40);
   report.subject.name = "a <b> & \"c\"";
   const std::string svg = ToSvg(report);
-  // Paths are long: the expression would recurse too deeply.
-  ExpectWellFormed(std::regex_replace(svg, std::regex(" d=\"[^\"]{0,200000}\""), ""));
+  // Without the paths' coordinates: the expression would recurse too deeply.
+  std::string shorter = svg;
+  for (size_t at = shorter.find(" d=\""); at != std::string::npos; at = shorter.find(" d=\"", at)) {
+    shorter.erase(at, shorter.find('"', at + 4) + 1 - at);
+  }
+  ExpectWellFormed(shorter);
   EXPECT_THAT(svg, HasSubstr("a &lt;b&gt; &amp; &quot;c&quot;"));
   EXPECT_THAT(svg, HasSubstr("peak " + BytesText(report.memory.ledger.total_peak_bytes)));
   EXPECT_THAT(svg, HasSubstr("memory, "));
