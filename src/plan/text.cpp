@@ -103,7 +103,7 @@ class Amounts {
 };
 
 std::string PeakText(const MemoryPlan& plan) {
-  return fmt::format("in the {}, when {} is taken", TextOf(plan.peak_phase), plan.peak_tensor);
+  return fmt::format("in the {} (taking {})", TextOf(plan.peak_phase), plan.peak_tensor);
 }
 
 std::string MemoryTable(const PlanReport& report) {
@@ -273,8 +273,8 @@ std::string ToText(const PlanReport& report) {
 std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budget_bytes) {
   std::string text = fmt::format(
       "| policy | sink | gradient type | weights | gradients | state | activations | scratch | "
-      "peak, GiB | fits{} |\n|---|---|---|---:|---:|---:|---:|---:|---:|---|\n",
-      budget_bytes ? " " + BytesText(*budget_bytes) : "");
+      "peak, GiB | fits {} |\n|---|---|---|---:|---:|---:|---:|---:|---:|---|\n",
+      budget_bytes ? BytesText(*budget_bytes) : "");
   for (const PlanRow& row : rows) {
     const CategoryBytes& bytes = row.memory.ledger.at_peak_bytes;
     const auto gib = [&](Memory category) {

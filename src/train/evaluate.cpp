@@ -53,6 +53,7 @@ void CheckEvaluationData(const Dataset& dataset, const EvaluationShape& shape) {
 }
 
 void PlanEvaluation(Model& model, const EvaluationShape& shape) {
+  const Arena::PhaseScope phase(model.backend().arena(), Phase{"evaluation"});
   const Arena::Frame frame(model.backend().arena());
   ForwardLoss(model,
               AllocateMicroBatches(model.backend().arena(), 1, shape.sequences, shape.length)[0]);

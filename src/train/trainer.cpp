@@ -53,6 +53,7 @@ struct Machine {
   // One step, from reading its batches (unless dry) to the updated weights.
   StepReport Step(const RunConfig& config, int64_t step, const TrainBatches* batches) {
     const TrainingConfig& training = config.training;
+    const Arena::PhaseScope phase(arena, Phase{"batch"});
     const Arena::Frame frame(arena);
     const std::vector<MicroBatch> micro_batches = AllocateMicroBatches(
         arena, training.micro_batches, training.micro_batch, training.sequence_length);
