@@ -132,6 +132,25 @@ std::string MemoryTable(const PlanReport& report) {
   return text;
 }
 
+// What the release sink cannot release at once, and what its clipping costs.
+std::string ReleaseText(const PlanReport& report) {
+  const RunConfig& config = report.subject.config;
+  if (config.training.sink != SinkKind::kRelease || report.subject.foreign) return "";
+  std::string text = "release: one gradient at a time";
+  for (const Parameter& parameter : ParametersOf(config.model)) {
+    if (parameter.contributions == 1) continue;
+    const DType dtype =
+        parameter.value.dtype == DType::kBF16 ? config.training.gradient_dtype : DType::kF32;
+    text += fmt::format(", beside that of {} ({}, {}), complete only at the end of a step",
+                        parameter.name, BytesText(parameter.value.size() * BytesOf(dtype)),
+                        NameOf(dtype));
+  }
+  if (config.optimizer.clipping.kind == ClippingKind::kGlobalNorm) {
+    text += "; the global norm takes a second pass (optimizer.clipping=per_tensor does not)";
+  }
+  return Paragraph(text);
+}
+
 std::string CostText(const PlanReport& report) {
   const StepCost& cost = report.cost;
   std::string text = fmt::format("compute: {} per token of training, {} a step of {} tokens",
@@ -231,9 +250,10 @@ std::string DenseText(const PlanReport& report) {
   rule += fmt::format(
       " Worth is the geometric mean of active and total parameters: a rule of thumb, no law. Dense "
       "with all of the parameters learns more from each token, for {} the compute and {}. Train "
-      "dense, too, where text is short: an expert sees {:.0f} rows a step, those of {} choices out "
-      "of {} that each token makes. Else the MoE learns more in the same time.",
-      Factor(total->flops_per_token / flops), BytesText(total->peak_bytes), rows, top_k, experts);
+      "dense, too, where text is short: each token goes to {} of {} experts, so that an expert "
+      "sees "
+      "{:.0f} rows a step. Else the MoE learns more in the same time.",
+      Factor(total->flops_per_token / flops), BytesText(total->peak_bytes), top_k, experts, rows);
   return text + Paragraph(rule);
 }
 
@@ -266,6 +286,7 @@ std::string ToText(const PlanReport& report) {
     text += Paragraph(fmt::format(
         "peak: {}, {}; alignment is {} of it", BytesText(report.memory.ledger.total_peak_bytes),
         PeakText(report.memory), BytesText(report.memory.alignment_bytes)));
+    text += ReleaseText(report);
   }
   return text + CostText(report) + VerdictText(report) + DenseText(report);
 }
