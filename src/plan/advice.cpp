@@ -13,6 +13,8 @@ namespace terrace {
 namespace {
 
 constexpr size_t kMaxSuggestions = 6;
+// A dry run goes through each of them.
+constexpr int64_t kMaxMicroBatches = 1024;
 constexpr std::string_view kPolicies[] = {"skewadam", "adafactor"};
 
 // One setting of a kind, or several that belong together.
@@ -61,7 +63,7 @@ Choices MicroBatches(const RunConfig& config) {
   for (int64_t parts = 2; training.micro_batch % parts == 0; parts *= 2) {
     const int64_t sequences = training.micro_batch / parts;
     const int64_t count = training.micro_batches * parts;
-    if (count > 10'000) break;
+    if (count > kMaxMicroBatches) break;
     choices.push_back({{fmt::format("training.micro_batch={}", sequences),
                         fmt::format("training.micro_batches={}", count)},
                        2 * std::log2(static_cast<double>(parts)),
@@ -128,9 +130,6 @@ Choices Policies(const RunConfig& config) {
     if (config.optimizer.policy == name) continue;
     choices.push_back({{fmt::format("optimizer.policy={}", name)}, 100, true, [name](RunConfig& c) {
                          c.optimizer.policy = name;
-                         c.optimizer.populations = {};
-                         c.optimizer.learning_rate.reset();
-                         c.policy = {};
                        }});
   }
   return choices;

@@ -20,6 +20,8 @@ constexpr int kMaxDepth = 32;
 constexpr int64_t kMaxDimension = INT32_MAX;
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxExperts = 65536;
+// Of all layers: a dry run declares each of them.
+constexpr int64_t kMaxPlannedExperts = 65536;
 constexpr int64_t kMaxParameters = int64_t{1} << 50;
 
 // A value for an error, short and on one line.
@@ -133,6 +135,10 @@ struct Common {
     }
     if (heads % kv_heads != 0) {
       Fail("num_key_value_heads = {} does not divide num_attention_heads = {}", kv_heads, heads);
+    }
+    // All tensors' dimensions are below 2^31 then, and their sizes within 64 bits.
+    if (head_width > kMaxDimension / heads) {
+      Fail("{} heads of {} are wider than {}", heads, head_width, kMaxDimension);
     }
     const std::string activation = read.Text("hidden_act", "silu");
     if (activation != "silu") Fail("hidden_act = \"{}\" is not silu (SwiGLU)", activation);
@@ -259,6 +265,10 @@ void ReadMixtral(const Reader& read, ForeignModel& model) {
   declare.RoutedExperts(experts, common.layers);
   if (common.bias) {
     model.not_runnable = "biases of attention";
+    return;
+  }
+  if (common.layers * experts.count > kMaxPlannedExperts) {
+    model.not_runnable = fmt::format("more than {} experts", kMaxPlannedExperts);
     return;
   }
   ModelConfig config;

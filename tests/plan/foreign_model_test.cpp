@@ -105,6 +105,16 @@ TEST(ForeignModelTest, DeclaredBytesAreThoseOfTheRun) {
   }
 }
 
+TEST(ForeignModelTest, DoesNotRunWhatWouldTakeForever) {
+  const std::string many =
+      Replaced(Replaced(FileText("mixtral-8x7b"), "layers\": 32", "layers\": 4096"),
+               "\"num_local_experts\": 8", "\"num_local_experts\": 64");
+  const ForeignModel model = ParseForeignModel(
+      Replaced(many, "\"intermediate_size\": 14336", "\"intermediate_size\": 8"), "m");
+  EXPECT_FALSE(model.config);
+  EXPECT_THAT(model.not_runnable, HasSubstr("more than 65536 experts"));
+}
+
 TEST(ForeignModelTest, ReadsVariants) {
   const std::string qwen = FileText("qwen3-30b-a3b");
   const int64_t all = ParseForeignModel(qwen, "qwen").size.parameters;
@@ -165,6 +175,8 @@ TEST(ForeignModelTest, RefusesWhatIsWrong) {
        "parameters"},
       {Replaced(good, "\"n_shared_experts\": 1", "\"n_shared_experts\": 65537"),
        "n_shared_experts"},
+      {Replaced(FileText("qwen3-30b-a3b"), "head_dim\": 128", "head_dim\": 2147483647"),
+       "32 heads of 2147483647 are wider"},
       {Replaced(good, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""), "not silu"},
       {Replaced(good, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": \"no\""),
        "neither true nor false"},
