@@ -43,7 +43,8 @@ std::vector<Subject> SubjectsOf(const PlanFlags& flags) {
   for (const std::string& policy : or_none(flags.policies)) {
     for (const std::string& sink : or_none(flags.sinks)) {
       std::vector<std::string> assignments = flags.assignments;
-      if (!sink.empty()) assignments.push_back("training.sink=" + sink);
+      // First, so that what is set explicitly goes over it.
+      if (!sink.empty()) assignments.insert(assignments.begin(), "training.sink=" + sink);
       subjects.push_back(LoadSubject(flags.source, policy, std::move(assignments)));
     }
   }
