@@ -22,10 +22,9 @@ struct Subject {
 };
 
 // `source` is a configuration (*.toml), a Hugging Face config.json (*.json, or a folder with one),
-// or the name of a preset. `assignments` ("key=value") are laid over it; those of a preset's and a
-// config.json's training and optimizer start from the defaults. `policy`, a name or a file, takes
-// the place of the configuration's own, under the assignments; empty: none does. Throws Error on
-// one line.
+// or the name of a preset; the latter two start from the defaults of training. `policy`, a name or
+// a file, takes the place of the configuration's own unless empty; `assignments` ("key=value") are
+// laid over all. Throws Error on one line.
 Subject LoadSubject(const std::string& source, const std::string& policy,
                     std::vector<std::string> assignments);
 
