@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 #include <sstream>
 
 #include "core/atomic_file.h"
@@ -30,25 +31,38 @@ std::string ForeignPath(const std::string& name) {
 }
 
 TEST(AdviceTest, SuggestionsFitWhenPlanned) {
-  const std::vector<std::string> start = {"optimizer.policy=adamw", "training.precision=f32",
-                                          "training.micro_batch=4"};
-  const Subject subject = Preset110m(start);
-  const int64_t peak = PlanTraining(subject.config).total_peak_bytes;
-  for (const double share : {0.9, 0.6, 0.3}) {
-    const auto budget = static_cast<int64_t>(share * static_cast<double>(peak));
-    const PlanReport report = MakeReport(subject, budget);
-    ASSERT_TRUE(report.advice);
-    ASSERT_FALSE(report.advice->fitting.empty()) << share;
-    for (const Suggestion& suggestion : report.advice->fitting) {
-      // As a user takes it up.
-      std::vector<std::string> assignments = start;
-      assignments.insert(assignments.end(), suggestion.settings.begin(), suggestion.settings.end());
-      const Subject changed = Preset110m(assignments);
-      EXPECT_EQ(PlanTraining(changed.config).total_peak_bytes, suggestion.peak_bytes);
-      EXPECT_LE(suggestion.peak_bytes, budget);
-      EXPECT_EQ(changed.config.training.StepTokens(), subject.config.training.StepTokens());
-      EXPECT_EQ(RelativeCompute(changed.config), suggestion.relative_compute);
+  std::set<std::string> seen;  // settings
+  for (const char* precision : {"f32", "bf16"}) {
+    const std::vector<std::string> start = {"optimizer.policy=lion", "training.micro_batch=4",
+                                            std::string("training.precision=") + precision};
+    const Subject subject = Preset110m(start);
+    const int64_t peak = PlanTraining(subject.config).total_peak_bytes;
+    for (const double share : {0.995, 0.9, 0.6, 0.3}) {
+      const auto budget = static_cast<int64_t>(share * static_cast<double>(peak));
+      const PlanReport report = MakeReport(subject, budget);
+      ASSERT_TRUE(report.advice);
+      ASSERT_FALSE(report.advice->fitting.empty()) << share;
+      for (const Suggestion& suggestion : report.advice->fitting) {
+        // As a user takes it up.
+        std::vector<std::string> assignments = start;
+        for (const std::string& setting : suggestion.settings) {
+          assignments.push_back(setting);
+          seen.insert(setting.substr(0, setting.find('=')));
+        }
+        const Subject changed = Preset110m(assignments);
+        EXPECT_EQ(PlanTraining(changed.config).total_peak_bytes, suggestion.peak_bytes);
+        EXPECT_LE(suggestion.peak_bytes, budget);
+        EXPECT_EQ(changed.config.training.StepTokens(), subject.config.training.StepTokens());
+        EXPECT_EQ(RelativeCompute(changed.config), suggestion.relative_compute);
+      }
     }
+  }
+  // Every kind of change was put to the test.
+  for (const char* key :
+       {"training.activation_checkpointing", "training.sink", "training.micro_batch",
+        "training.gradient_dtype", "training.precision", "optimizer.policy",
+        "optimizer.populations.expert", "optimizer.clipping"}) {
+    EXPECT_TRUE(seen.contains(key)) << key;
   }
 }
 
