@@ -38,11 +38,10 @@ double RateOf(const std::string& text, const Policy& policy) {
 StudyPolicy ReadPolicy(const std::string& name) {
   if (!IsPolicyFile(name)) {
     PolicyTablesNamed(name);
-    return {.name = name, .tables = {}, .base = {}};
+    return {.name = name};
   }
   StudyPolicy policy{.name = std::filesystem::path(name).stem().string(),
-                     .tables = ReadPolicyFile(name),
-                     .base = {}};
+                     .tables = ReadPolicyFile(name)};
   if (policy.name.empty() || policy.name.starts_with('.')) Fail("{}: has no name", name);
   return policy;
 }
@@ -127,7 +126,7 @@ RunConfig ConfigOf(const Study& study, const RunSpec& run) {
 }
 
 ChosenRate ChooseRate(const Study& study, const StudyPolicy& policy, const RunResults& results) {
-  ChosenRate chosen{.rate = {}, .complete = true};
+  ChosenRate chosen{.complete = true};
   double lowest = 0;
   for (const double rate : policy.rates) {
     const RunResult* result = Find(results, {policy.name, rate, study.first_seed()});
