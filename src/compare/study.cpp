@@ -41,18 +41,18 @@ StudyPolicy ReadPolicy(const std::string& name) {
     return {.name = name};
   }
   StudyPolicy policy{.name = std::filesystem::path(name).stem().string(),
+                     .file = true,
                      .tables = ReadPolicyFile(name)};
   if (policy.name.empty() || policy.name.starts_with('.')) Fail("{}: has no name", name);
   return policy;
 }
 
 Policy Resolved(const StudyPolicy& policy) {
-  return policy.tables == PolicyTables{} ? PolicyNamed(policy.name)
-                                         : ResolvePolicy(policy.name, policy.tables);
+  return policy.file ? ResolvePolicy(policy.name, policy.tables) : PolicyNamed(policy.name);
 }
 
 std::string BaseOf(const StudyPolicy& policy) {
-  return policy.tables == PolicyTables{} ? PolicyTablesNamed(policy.name).base : policy.tables.base;
+  return policy.file ? policy.tables.base : PolicyTablesNamed(policy.name).base;
 }
 
 const RunResult* Find(const RunResults& results, const RunSpec& run) {
@@ -114,7 +114,7 @@ RunConfig ConfigOf(const Study& study, const RunSpec& run) {
   const StudyPolicy& policy = study.Named(run.policy);
   RunConfig config = study.base;
   config.policy = policy.tables;
-  config.optimizer.policy = policy.tables == PolicyTables{} ? policy.name : std::string(kOwnPolicy);
+  config.optimizer.policy = policy.file ? std::string(kOwnPolicy) : policy.name;
   config.optimizer.learning_rate = static_cast<float>(run.learning_rate);
   config.training.seed = run.seed;
   try {

@@ -26,7 +26,8 @@ struct StudyRequest {
 
 struct StudyPolicy {
   std::string name;                // a file's without .toml
-  PolicyTables tables = {};        // of a file; empty for a ready-made policy
+  bool file = false;               // else a ready-made one, known by its name
+  PolicyTables tables = {};        // of a file
   std::vector<double> rates = {};  // ascending; none for an ablation
   std::string base = {};           // of an ablation: whose best rate it takes; else empty
 

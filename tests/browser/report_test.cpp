@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cctype>
 #include <fstream>
+#include <regex>
 #include <string>
 
 #include "core/atomic_file.h"
@@ -157,6 +157,21 @@ image.src = 'data:image/png;base64,)" +
     EXPECT_GT(std::stoi(colours), 500) << size;
     fs::remove(folder_ / "page.png");
   }
+}
+
+// The perplexity of a run that went wrong is infinite, which JSON calls null.
+TEST_F(ReportTest, NumbersThatAreNotFiniteAreDrawnAround) {
+  const size_t data = page_.find("id=\"data\"");
+  const size_t end = page_.find("</script>", data);
+  std::string json = page_.substr(data, end - data);
+  json = std::regex_replace(json, std::regex(R"("perplexity":\{"mean":[^}]*\})"),
+                            R"("perplexity":{"mean":null,"deviation":null})");
+  json = std::regex_replace(json, std::regex(R"x("(loss|imbalance)":[0-9.e+-]+)x"), R"("$1":null)");
+  ASSERT_NE(json.find("\"imbalance\":null"), std::string::npos);
+  const std::string dom =
+      Open(page_.substr(0, data) + json + page_.substr(end), {"--dump-dom"}).output;
+  EXPECT_EQ(RootAttribute(dom, "data-report"), "drawn");
+  EXPECT_THAT(dom, HasSubstr("∞"));
 }
 
 // These tests can fail.

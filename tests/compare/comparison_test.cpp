@@ -141,6 +141,16 @@ TEST_F(ComparisonTest, APolicyThatAlwaysDivergesIsAResult) {
   EXPECT_THAT(ToTerminal(comparison), HasSubstr("all diverged"));
 }
 
+TEST_F(ComparisonTest, APerplexityBeyondAllNumbersHasAShortName) {
+  AddResult(results_, {"adamw", 3, 5}, 2.5);
+  AddResult(results_, {"adamw", 3, 6}, 50);
+  AddResult(results_, {"adamw", 3, 7}, 60);
+  EXPECT_THAT(ToTerminal(Make()), HasSubstr(" 3.81e+25 ± 6.59e+25 "));
+  AddResult(results_, {"adamw", 3, 7}, 1000);
+  EXPECT_THAT(ToTerminal(Make()), HasSubstr(" inf "));
+  EXPECT_THAT(ToJson(Make()), HasSubstr("\"perplexity\": {\n    \"mean\": null,"));
+}
+
 TEST_F(ComparisonTest, CsvHasALineForEachPolicyAndForEachRun) {
   const std::string csv = ToCsv(Make());
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 1 + 3);
