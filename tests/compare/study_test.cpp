@@ -143,6 +143,7 @@ TEST(StudyTest, TheLowestLossIsChosenAndEdgesAreKnown) {
   AddResult(results, {"adamw", 1, 5}, 4);
   EXPECT_EQ(choose(results).rate, 1);  // so far
   EXPECT_FALSE(choose(results).complete);
+  EXPECT_TRUE(choose(results).at_edge);
   AddResult(results, {"adamw", 2, 5}, 3);
   AddResult(results, {"adamw", 3, 5}, 3);
   EXPECT_EQ(choose(results).rate, 2);
