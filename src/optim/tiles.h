@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "backend/cpu/matmul.h"
 #include "core/parallel.h"
@@ -57,6 +60,25 @@ void ForTasks(int64_t tasks, int64_t slots, const Body& body) {
     for (int64_t task = next++; task < tasks; task = next++) body(task, slot);
   });
 }
+
+// A value that depends on a matrix's shape, and takes longer to find than to look up: what oneDNN
+// asks for, say, which takes as long as a small product, while many tensors have one shape.
+// Thread-safe.
+template <typename Value>
+class ByShape {
+ public:
+  template <typename Find>
+  Value Get(int64_t rows, int64_t columns, const Find& find) {
+    const std::lock_guard lock(mutex_);
+    const auto [entry, is_new] = values_.try_emplace({rows, columns});
+    if (is_new) entry->second = find();
+    return entry->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int64_t, int64_t>, Value> values_;
+};
 
 // Writes the transpose of a tile: to[j, i] = from[i, j].
 void Transpose(const MatrixBlock& from, int64_t rows, int64_t columns, const MatrixBlock& to);

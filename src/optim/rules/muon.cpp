@@ -14,9 +14,7 @@
 // processor has such products; elsewhere they are float32, as with precision f32.
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <vector>
 
@@ -222,12 +220,8 @@ class Muon final : public Rule {
 
   int64_t Slots(bool all_threads) const { return all_threads ? threads_ : 1; }
 
-  // Asking oneDNN takes as long as some small products, and many tensors have one shape.
   int64_t PadBytes(const NewtonSchulz& shape) const {
-    const std::lock_guard lock(mutex_);
-    const auto [entry, is_new] = pad_bytes_.try_emplace({shape.rows, shape.columns}, 0);
-    if (is_new) entry->second = shape.PadBytes(matmul_);
-    return entry->second;
+    return pad_bytes_.Get(shape.rows, shape.columns, [&] { return shape.PadBytes(matmul_); });
   }
 
   double ScaleOf(const NewtonSchulz& shape) const {
@@ -321,8 +315,7 @@ class Muon final : public Rule {
   mutable Matmul matmul_;
   DType dtype_;
   int64_t threads_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::pair<int64_t, int64_t>, int64_t> pad_bytes_;  // by rows and columns
+  mutable ByShape<int64_t> pad_bytes_;
 };
 
 }  // namespace

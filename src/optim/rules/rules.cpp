@@ -10,7 +10,8 @@ namespace terrace {
 #define TERRACE_RULES(RULE)      \
   RULE("skewadam", MakeSkewAdam) \
   RULE("adamw", MakeAdamW)       \
-  RULE("muon", MakeMuon)
+  RULE("muon", MakeMuon)         \
+  RULE("galore", MakeGalore)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
 TERRACE_RULES(TERRACE_DECLARE)
