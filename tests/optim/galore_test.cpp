@@ -321,9 +321,9 @@ TEST(GaloreTest, Bfloat16WeightsAreTheRoundedFloat32Weights) {
       Fill(bench->weight(), RandomValues(shape.size(), 0.5, 1));
       Train(*bench, 0, 1);
     }
-    // Stripes: rows, cut where blocks of 256 columns end in a wide matrix.
+    // Stripes: rows, cut where blocks of 128 columns end in a wide matrix.
     const bool by_blocks = shape[0] < shape[1];
-    const int64_t stripe_columns = by_blocks ? 256 : shape[1];
+    const int64_t stripe_columns = by_blocks ? 128 : shape[1];
     const int64_t stripes = (shape[1] + stripe_columns - 1) / stripe_columns;
     for (int64_t i = 0; i < shape.size(); ++i) {
       const int64_t row = i / shape[1], column = i % shape[1];
@@ -405,7 +405,7 @@ TEST(GaloreTest, ScratchIsABlockAThreadOrTheSquareOfTheSmallerSide) {
   for (const Shape& shape : {Shape{4096, 4096}, Shape{1024, 512}, Shape{512, 1024}}) {
     SCOPED_TRACE(shape.ToString());
     const int64_t side = std::min(shape[0], shape[1]);
-    const int64_t refresh = 4 * (side * side + 256 * side);
+    const int64_t refresh = 4 * (side * side + 128 * side);
     EXPECT_GE(bytes(shape, 1, true), refresh);
     EXPECT_LE(bytes(shape, 1, true), refresh + pad);
     EXPECT_EQ(bytes(shape, 8, false), bytes(shape, 1, true));

@@ -274,7 +274,7 @@ TEST(MuonTest, ScratchIsXTwoSquaresAndABlockAThread) {
   for (const Shape& shape : {Shape{4096, 4096}, Shape{1024, 512}, Shape{512, 1024}}) {
     SCOPED_TRACE(shape.ToString());
     const int64_t side = std::min(shape[0], shape[1]);
-    const int64_t least = 4 * (shape.size() + 2 * side * side + 256 * side);
+    const int64_t least = 4 * (shape.size() + 2 * side * side + 128 * side);
     EXPECT_GE(bytes(shape, 1, true), least);
     EXPECT_LE(bytes(shape, 1, true), least + pad);
     EXPECT_EQ(bytes(shape, 8, false), bytes(shape, 1, true));

@@ -56,7 +56,7 @@ struct Projection {
   bool wide() const { return rows < columns; }
   int64_t side() const { return std::min(rows, columns); }
   int64_t length() const { return std::max(rows, columns); }
-  Parts blocks() const { return {length(), 256}; }
+  Parts blocks() const { return {length(), 128}; }
   SymmetricTiles tiles() const { return {{side(), 256}}; }
   Shape moments() const { return wide() ? Shape{rank, columns} : Shape{rows, rank}; }
 

@@ -66,7 +66,8 @@ int64_t Aligned(int64_t bytes) {
 
 // X is [rows, columns]; its Gram matrix and the polynomial are [side, side], of the smaller side.
 // Both are computed by tiles; the product of polynomial and X by blocks of X: some columns where
-// it is wide, some rows where it is tall.
+// it is wide, some rows where it is tall. Products read both operands along their rows, which
+// symmetric matrices allow and oneDNN computes fastest.
 struct NewtonSchulz {
   int64_t rows;
   int64_t columns;
@@ -77,9 +78,9 @@ struct NewtonSchulz {
   int64_t length() const { return std::max(rows, columns); }
   SymmetricTiles tiles() const {
     // Smaller tiles spare more of the symmetric half, larger ones are computed faster.
-    return {{side(), std::clamp<int64_t>((side() + 7) / 8 / 64 * 64, 128, 512)}};
+    return {{side(), std::clamp<int64_t>(side() / 8 / 64 * 64, 128, 256)}};
   }
-  Parts blocks() const { return {length(), 256}; }
+  Parts blocks() const { return {length(), 128}; }
 
   // --- The products, of which two numbers of parts say which tile ---
   Product Gram(const MatrixBlock& x, const MatrixBlock& gram, int64_t i, int64_t j) const {
@@ -101,36 +102,40 @@ struct NewtonSchulz {
             .n = parts.Length(j),
             .k = side(),
             .a = gram.At(first, 0).AsOperand(),
-            .b = gram.At(0, second).AsOperand(),
+            .b = gram.At(second, 0).AsOperand(/*transposed=*/true),
             .c = square.At(first, second).AsOperand()};
   }
-  Product Step(const MatrixBlock& polynomial, const MatrixBlock& x, const MatrixBlock& result,
+  // `copy` has the block as CopyBlock leaves it.
+  Product Step(const MatrixBlock& polynomial, const MatrixBlock& copy, const MatrixBlock& x,
                int64_t block) const {
-    const int64_t first = blocks().First(block), length_here = blocks().Length(block);
-    if (wide()) {
-      return {.m = side(),
-              .n = length_here,
-              .k = side(),
-              .a = polynomial.AsOperand(),
-              .b = x.At(0, first).AsOperand(),
-              .c = result.AsOperand()};
-    }
-    return {.m = length_here,
-            .n = side(),
+    const int64_t count = blocks().Length(block);
+    return {.m = wide() ? side() : count,
+            .n = wide() ? count : side(),
             .k = side(),
-            .a = x.At(first, 0).AsOperand(),
-            .b = polynomial.AsOperand(),
-            .c = result.AsOperand()};
+            .a = (wide() ? polynomial : copy).AsOperand(),
+            .b = (wide() ? copy : polynomial).AsOperand(/*transposed=*/true),
+            .c = BlockOf(x, block).AsOperand()};
   }
-  // Elements from one row of Step's result to the next: it is a matrix of its own.
-  int64_t ResultStride(int64_t block) const { return wide() ? blocks().Length(block) : side(); }
+  // copy[count, side] = a block of rows, or a block of columns as rows.
+  void CopyBlock(const MatrixBlock& x, int64_t block, const MatrixBlock& copy) const {
+    const int64_t count = blocks().Length(block);
+    if (wide()) {
+      Transpose(BlockOf(x, block), side(), count, copy);
+    } else {
+      std::memcpy(copy.data, BlockOf(x, block).data, count * side() * BytesOf(dtype));
+    }
+  }
+  MatrixBlock BlockOf(const MatrixBlock& x, int64_t block) const {
+    const int64_t first = blocks().First(block);
+    return wide() ? x.At(0, first) : x.At(first, 0);
+  }
 
   // --- Memory ---
   int64_t x_bytes() const { return Aligned(rows * columns * BytesOf(dtype)); }
   int64_t square_bytes() const { return Aligned(side() * side() * BytesOf(dtype)); }
-  int64_t result_bytes() const { return Aligned(side() * blocks().Length(0) * BytesOf(dtype)); }
+  int64_t copy_bytes() const { return Aligned(side() * blocks().Length(0) * BytesOf(dtype)); }
   int64_t ScratchBytes(int64_t slots, int64_t pad_bytes) const {
-    return x_bytes() + 2 * square_bytes() + std::min(slots, blocks().count()) * result_bytes() +
+    return x_bytes() + 2 * square_bytes() + std::min(slots, blocks().count()) * copy_bytes() +
            std::min(slots, most_tasks()) * pad_bytes;
   }
   int64_t most_tasks() const { return std::max(tiles().count(), blocks().count()); }
@@ -150,7 +155,7 @@ struct NewtonSchulz {
       consider(Square(square, square, i, j));
     }
     for (const int64_t block : {int64_t{0}, blocks().count() - 1}) {
-      consider(Step(square, x, {nullptr, dtype, ResultStride(block)}, block));
+      consider(Step(square, square, x, block));
     }
     return Aligned(bytes);
   }
@@ -185,8 +190,9 @@ class Muon final : public Rule {
     return {{"momentum", settings_.momentum, parameter.value.shape}};
   }
 
-  // X, two matrices of the smaller side, and for each thread, what oneDNN asks for and a block of
-  // X's successor. Together the blocks never exceed X: there are no more of them than it has.
+  // X, two matrices of the smaller side, and for each thread, a copy of a block of X and what
+  // oneDNN asks for. Together the copies never exceed X: there are no more of them than it has
+  // blocks.
   int64_t ScratchBytes(const Parameter& parameter, bool all_threads) const override {
     if (parameter.value.size() == 0) return 0;
     const NewtonSchulz shape = ShapeOf(parameter);
@@ -264,9 +270,8 @@ class Muon final : public Rule {
     const int64_t slots = Slots(context.all_threads);
     const int64_t pad_bytes = PadBytes(shape);
     std::byte* const after_x = context.scratch + shape.x_bytes();
-    std::byte* const results = after_x + 2 * shape.square_bytes();
-    std::byte* const pads =
-        results + std::min(slots, shape.blocks().count()) * shape.result_bytes();
+    std::byte* const copies = after_x + 2 * shape.square_bytes();
+    std::byte* const pads = copies + std::min(slots, shape.blocks().count()) * shape.copy_bytes();
     const MatrixBlock x{direction.data, dtype_, shape.columns};
     const MatrixBlock gram{after_x, dtype_, shape.side()};
     const MatrixBlock polynomial{after_x + shape.square_bytes(), dtype_, shape.side()};
@@ -297,17 +302,9 @@ class Muon final : public Rule {
                      parts.Length(j));
     });
     ForTasks(shape.blocks().count(), slots, [&](int64_t block, int64_t slot) {
-      const MatrixBlock result{results + slot * shape.result_bytes(), dtype_,
-                               shape.ResultStride(block)};
-      run(shape.Step(polynomial, x, result, block), slot);
-      const int64_t first = shape.blocks().First(block);
-      const int64_t length = shape.blocks().Length(block);
-      const int64_t result_rows = shape.wide() ? shape.rows : length;
-      const int64_t row_bytes = (shape.wide() ? length : shape.columns) * BytesOf(dtype_);
-      for (int64_t i = 0; i < result_rows; ++i) {
-        const MatrixBlock to = shape.wide() ? x.At(i, first) : x.At(first + i, 0);
-        std::memcpy(to.data, result.At(i, 0).data, row_bytes);
-      }
+      const MatrixBlock copy{copies + slot * shape.copy_bytes(), dtype_, shape.side()};
+      shape.CopyBlock(x, block, copy);
+      run(shape.Step(polynomial, copy, x, block), slot);
     });
   }
 
