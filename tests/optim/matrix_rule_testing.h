@@ -57,7 +57,18 @@ inline Eigen EigenOf(PlainMatrix a) {
   const int64_t n = a.rows;
   PlainMatrix v(n, n);
   for (int64_t i = 0; i < n; ++i) v(i, i) = 1;
-  for (int sweep = 0; sweep < 30; ++sweep) {
+  // The squares beside the diagonal, over all squares.
+  const auto rest = [&] {
+    double beside = 0, all = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        all += a(i, j) * a(i, j);
+        if (i != j) beside += a(i, j) * a(i, j);
+      }
+    }
+    return all > 0 ? beside / all : 0;
+  };
+  for (int sweep = 0; sweep < 30 && rest() > 1e-28; ++sweep) {
     for (int64_t p = 0; p < n; ++p) {
       for (int64_t q = p + 1; q < n; ++q) {
         if (a(p, q) == 0) continue;

@@ -90,7 +90,7 @@ Outcome Train(const Variant& variant, const Shape& shape, DType gradient_dtype,
   return {ValuesOf(bench.weight()), w};
 }
 
-// One element, single rows and columns, remainders of units, several tiles and blocks.
+// One element, single rows and columns, remainders of units, several blocks.
 const std::vector<Shape>& Shapes() {
   static const std::vector<Shape> shapes = {{1, 1}, {1, 70},   {70, 1},   {7, 5},   {64, 65},
                                             {4, 7}, {130, 70}, {60, 300}, {300, 60}};
@@ -114,6 +114,16 @@ TEST(MuonTest, MatchesTheFormula) {
           ASSERT_NEAR(outcome.actual[i], outcome.expected[i], tolerance) << "element " << i;
         }
       }
+    }
+  }
+}
+
+TEST(MuonTest, MatchesTheFormulaOnSeveralTiles) {
+  for (const Shape& shape : {Shape{150, 260}, Shape{260, 150}}) {
+    SCOPED_TRACE(shape.ToString());
+    const Outcome outcome = Train({.scale = "none"}, shape, DType::kF32, "f32");
+    for (int64_t i = 0; i < shape.size(); ++i) {
+      ASSERT_NEAR(outcome.actual[i], outcome.expected[i], 1.3e-6) << "element " << i;
     }
   }
 }

@@ -57,7 +57,7 @@ struct Projection {
   int64_t side() const { return std::min(rows, columns); }
   int64_t length() const { return std::max(rows, columns); }
   Parts blocks() const { return {length(), 128}; }
-  SymmetricTiles tiles() const { return {{side(), 256}}; }
+  SymmetricTiles tiles() const { return {{side(), 128}}; }
   Shape moments() const { return wide() ? Shape{rank, columns} : Shape{rows, rank}; }
 
   int64_t block_rows(int64_t block) const { return wide() ? rows : blocks().Length(block); }
