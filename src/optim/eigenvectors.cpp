@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <mutex>
 
 #include "core/arena.h"
 #include "core/error.h"
@@ -30,6 +31,9 @@ struct Workspace {
 // upper triangle is Fortran's lower one. Returns LAPACK's info.
 int Solve(float* matrix, int size, int count, float* values, float* vectors, int* support,
           float* work, int* int_work, Workspace workspace) {
+  // Without threads, OpenBLAS shares its buffers among callers unguarded.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   const int first = size - count + 1;
   const float unused = 0, default_tolerance = 0;
   int found = 0, info = 0;

@@ -1,5 +1,5 @@
 // Leading eigenvectors of symmetric matrices, by LAPACK (ssyevr, of OpenBLAS without threads).
-// Thread-safe; the same input gives the same bits.
+// Thread-safe, but one caller computes at a time; the same input gives the same bits.
 #pragma once
 
 #include <cstddef>

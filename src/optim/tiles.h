@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -12,6 +13,7 @@
 
 #include "backend/cpu/matmul.h"
 #include "core/parallel.h"
+#include "core/tensor.h"
 
 namespace terrace {
 
@@ -26,6 +28,11 @@ struct MatrixBlock {
   }
   Operand AsOperand(bool transposed = false) const { return {data, dtype, stride, transposed}; }
 };
+inline MatrixBlock MatrixOf(TensorView view) { return {view.data, view.dtype, view.columns()}; }
+// From that element on, in one row.
+inline MatrixBlock RangeOf(TensorView view, int64_t begin) {
+  return MatrixBlock{view.data, view.dtype, view.size()}.At(0, begin);
+}
 
 // [0, size) in parts of `part`, the last one shorter.
 struct Parts {

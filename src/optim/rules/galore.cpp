@@ -20,7 +20,7 @@
 #include "core/arena.h"
 #include "core/parallel.h"
 #include "optim/eigenvectors.h"
-#include "optim/kernels/projected.h"
+#include "optim/kernels/blocks.h"
 #include "optim/rule.h"
 #include "optim/rules/adam_settings.h"
 #include "optim/tiles.h"
@@ -201,7 +201,6 @@ class Galore final : public Rule {
     const Pads pads = PadsFor(shape);
     const int64_t slot_bytes = shape.block_bytes() + shape.projected_bytes() + pads.product_bytes;
     const MatrixBlock projector = MatrixOf(state[0]);
-    const int64_t moments_stride = state[1].columns();
     ForTasks(shape.blocks().count(), Slots(context.all_threads), [&](int64_t block, int64_t slot) {
       std::byte* const memory = context.scratch + slot * slot_bytes;
       const MatrixBlock own = shape.OwnBlock(memory, block);
@@ -210,25 +209,19 @@ class Galore final : public Rule {
       const MatrixBlock wide_gradient = Widened(shape, MatrixOf(gradient), block, own);
       matmul_.Run(shape.Project(projector, wide_gradient, projected, block), /*parallel=*/false,
                   pad, pads.product_bytes);
-      const int64_t moments_offset =
-          shape.blocks().First(block) * (shape.wide() ? 1 : moments_stride);
-      kernels::ToAdamDirection(reinterpret_cast<float*>(projected.data), projected.stride,
-                               state[1].as<float>() + moments_offset,
-                               state[2].as<float>() + moments_offset, moments_stride,
+      kernels::ToAdamDirection(projected, shape.BlockOf(MatrixOf(state[1]), block),
+                               shape.BlockOf(MatrixOf(state[2]), block),
                                shape.projected_rows(block), shape.projected_columns(block), adam);
       matmul_.Run(shape.ProjectBack(projector, projected, own, block), /*parallel=*/false, pad,
                   pads.product_bytes);
-      kernels::DescendBlock(shape.BlockOf(MatrixOf(parameter.value), block), keep,
-                            reinterpret_cast<const float*>(own.data), own.stride, size,
-                            shape.block_rows(block), shape.block_columns(block),
-                            context.rounding_key, StripesOf(shape, block));
+      kernels::Descend(shape.BlockOf(MatrixOf(parameter.value), block), keep, own, size,
+                       shape.block_rows(block), shape.block_columns(block), context.rounding_key,
+                       StripesOf(shape, block));
     });
     return {};
   }
 
  private:
-  static MatrixBlock MatrixOf(TensorView view) { return {view.data, view.dtype, view.columns()}; }
-
   Projection ShapeOf(const Parameter& parameter) const {
     const int64_t rows = parameter.value.rows(), columns = parameter.value.columns();
     return {rows, columns, std::min({settings_.rank, rows, columns})};
@@ -252,8 +245,7 @@ class Galore final : public Rule {
                              const MatrixBlock& own) {
     const MatrixBlock narrow = shape.BlockOf(gradient, block);
     if (narrow.dtype == DType::kF32) return narrow;
-    kernels::Widen(narrow, shape.block_rows(block), shape.block_columns(block),
-                   reinterpret_cast<float*>(own.data), own.stride);
+    kernels::Combine(own, narrow, 1, {}, 0, shape.block_rows(block), shape.block_columns(block));
     return own;
   }
 

@@ -21,7 +21,7 @@
 #include "backend/cpu/matmul.h"
 #include "core/arena.h"
 #include "core/parallel.h"
-#include "optim/kernels/linear_steps.h"
+#include "optim/kernels/blocks.h"
 #include "optim/rule.h"
 #include "optim/settings.h"
 #include "optim/tiles.h"
@@ -164,16 +164,15 @@ struct NewtonSchulz {
 // p = kA I + kB gram + kC p on the tile with that first row and column.
 void MakePolynomial(const MatrixBlock& gram, const MatrixBlock& p, int64_t first_row, int64_t rows,
                     int64_t first_column, int64_t columns) {
+  kernels::Combine(p, p, kC, gram, kB, rows, columns);
+  if (first_row != first_column) return;
   for (int64_t i = 0; i < rows; ++i) {
-    const TensorView p_row{p.At(i, 0).data, p.dtype, {columns}, "polynomial"};
-    const TensorView gram_row{gram.At(i, 0).data, gram.dtype, {columns}, "gram"};
-    kernels::Combine(p_row, p_row, kC, gram_row, kB, 0, columns);
-    if (first_row != first_column) continue;
+    std::byte* const diagonal = p.At(i, i).data;
     if (p.dtype == DType::kF32) {
-      p_row.as<float>()[i] += kA;
+      *reinterpret_cast<float*>(diagonal) += kA;
     } else {
-      BF16& diagonal = p_row.as<BF16>()[i];
-      diagonal = ToBF16(ToFloat(diagonal) + kA);
+      BF16* const value = reinterpret_cast<BF16*>(diagonal);
+      *value = ToBF16(ToFloat(*value) + kA);
     }
   }
 }
@@ -212,7 +211,8 @@ class Muon final : public Rule {
     const float keep = static_cast<float>(1 - lr * context.weight_decay);
     const float size = static_cast<float>(lr * ScaleOf(shape));
     ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
-      kernels::Descend(parameter.value, keep, x, size, context.rounding_key, begin, end);
+      kernels::Descend(RangeOf(parameter.value, begin), keep, RangeOf(x, begin), size, 1,
+                       end - begin, context.rounding_key, {begin / kernels::kStripe, 0});
     });
     return {};
   }
@@ -261,8 +261,9 @@ class Muon final : public Rule {
     const float of_momentum = static_cast<float>(nesterov ? inverse * settings_.beta : inverse);
     const float of_gradient = static_cast<float>(inverse * context.gradient_scale);
     ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
-      kernels::Combine(x, momentum, of_momentum, nesterov ? gradient : TensorView{}, of_gradient,
-                       begin, end);
+      kernels::Combine(RangeOf(x, begin), RangeOf(momentum, begin), of_momentum,
+                       nesterov ? RangeOf(gradient, begin) : MatrixBlock{}, of_gradient, 1,
+                       end - begin);
     });
   }
 
