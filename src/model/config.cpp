@@ -134,7 +134,7 @@ class Declaration {
   void SwiGlu(const std::string& prefix, Population population, int64_t ffn_width) {
     Matrix(prefix + ".w1.weight", population, {ffn_width, config_.width});
     Matrix(prefix + ".w2.weight", population, {ffn_width, config_.width});
-    Residual(prefix + ".w3.weight", population, {config_.width, ffn_width});
+    Residual(prefix + ".w3.weight", population, {config_.width, ffn_width}).neuron_axis = 1;
   }
 
   int64_t layer = -1;  // of the parameters declared next

@@ -32,6 +32,9 @@ struct Parameter {
   int64_t id;        // position in the model's list; keys random numbers
   int64_t layer = -1;
   int64_t expert = -1;
+  // The dimension that counts neurons: 1 for the projection down from a feed-forward's hidden
+  // width.
+  int neuron_axis = 0;
   // How many gradients one backward pass adds up for it (2 for a tied embedding and head).
   int contributions = 1;
   float init_deviation = 0;  // of N(0, deviation^2); 0: constant `init_constant`

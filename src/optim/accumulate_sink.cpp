@@ -11,6 +11,10 @@ AccumulateSink::AccumulateSink(const Parameters& parameters, Optimizer& optimize
   TERRACE_CHECK(gradient_dtype == DType::kF32 || gradient_dtype == DType::kBF16, "gradients of {}",
                 NameOf(gradient_dtype));
   for (const Parameter& parameter : parameters) {
+    if (const TensorView kept = optimizer.KeptGradient(parameter); !kept.empty()) {
+      gradients_.push_back({.view = kept, .outlives_step = true});
+      continue;
+    }
     const DType dtype = parameter.value.dtype == DType::kBF16 ? gradient_dtype : DType::kF32;
     gradients_.push_back({.view = arena.Allocate(Memory::kGradients, dtype, parameter.value.shape,
                                                  parameter.name.c_str())});
@@ -22,7 +26,7 @@ void AccumulateSink::BeginStep(int64_t micro_batches, float learning_rate) {
   micro_batches_ = micro_batches;
   learning_rate_ = learning_rate;
   open_.clear();
-  for (Kept& kept : gradients_) kept = {.view = kept.view};
+  for (Kept& kept : gradients_) kept = {.view = kept.view, .outlives_step = kept.outlives_step};
 }
 
 GradientSlot AccumulateSink::Begin(const Parameter& parameter) {
@@ -32,8 +36,9 @@ GradientSlot AccumulateSink::Begin(const Parameter& parameter) {
   }
   open_.push_back(parameter.id);
   const Kept& kept = gradients_[parameter.id];
+  if (kept.received == 0 && kept.outlives_step) optimizer_.DecayKeptGradient(parameter);
   // The first contribution replaces what an earlier step left: no pass to zero it is needed.
-  return {kept.view, kept.received > 0};
+  return {kept.view, kept.received > 0 || kept.outlives_step};
 }
 
 void AccumulateSink::End(const Parameter& parameter, const GradientSlot&) {
@@ -57,7 +62,8 @@ void AccumulateSink::Count(const Parameter& parameter, int64_t Kept::*counter) {
                 parameter.name, contributions, expected);
   // Now the gradient is likely to be in the caches still.
   if (contributions == expected && kept.received > 0 && !dry_) {
-    kept.squared_norm = SquaredNorm(kept.view);
+    const double scale = kept.outlives_step ? optimizer_.KeptGradientScale(parameter) : 1;
+    kept.squared_norm = scale * scale * SquaredNorm(kept.view);
   }
 }
 

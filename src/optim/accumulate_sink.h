@@ -1,5 +1,8 @@
 // The sink that keeps the gradients of the whole model until the end of a step: exact clipping by
 // the global norm, any rule, at the price of a gradient buffer of the model's size.
+//
+// Where a rule keeps the gradient buffer from step to step, gradients are added to what is left of
+// it. Such a tensor counts in norms with the decayed mean, and clipping multiplies that.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +28,8 @@ class AccumulateSink final : public StepSink {
   void Skip(const Parameter& parameter) override;
   StepResult Finish() override;
 
-  // The sum of this step's contributions so far; undefined where there was none.
+  // The sum of this step's contributions so far, and for a kept buffer of what it held before;
+  // undefined where there was none.
   TensorView Gradient(const Parameter& parameter) const { return gradients_[parameter.id].view; }
   // Whether any token reached the parameter in this step.
   bool Touched(const Parameter& parameter) const { return gradients_[parameter.id].received > 0; }
@@ -33,6 +37,7 @@ class AccumulateSink final : public StepSink {
  private:
   struct Kept {
     TensorView view;
+    bool outlives_step = false;  // the optimizer's: decayed, not replaced
     int64_t received = 0;
     int64_t skipped = 0;
     double squared_norm = 0;  // known once the last contribution is in

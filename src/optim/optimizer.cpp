@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/rng.h"
+#include "optim/kernels/elementwise.h"
 #include "optim/rules/rules.h"
 
 namespace terrace {
@@ -50,7 +52,7 @@ size_t EntryOf(const Policy& policy, const Parameter& parameter) {
 }
 
 // The rule's, with population and tensor in its errors.
-std::vector<StateSpec> StateOf(const Policy& policy, const Rule& rule, const Parameter& parameter) {
+std::vector<StateSpec> SpecsOf(const Policy& policy, const Rule& rule, const Parameter& parameter) {
   try {
     return rule.State(parameter);
   } catch (const Error& error) {
@@ -68,7 +70,7 @@ StateBytes StateBytesOf(const Policy& policy, const Parameters& parameters) {
   StateBytes bytes;
   for (const Parameter& parameter : parameters) {
     const size_t entry = EntryOf(policy, parameter);
-    for (const StateSpec& spec : StateOf(policy, *rules[entry], parameter)) {
+    for (const StateSpec& spec : SpecsOf(policy, *rules[entry], parameter)) {
       if (spec.gradient_decay) continue;
       const int64_t size = spec.shape.size() * BytesOf(spec.dtype);
       bytes.total += size;
@@ -85,17 +87,26 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
       seed_(MixKeys(seed, kRoundingPurpose)),
       rules_(MakeRules(policy)),
       steps_(parameters.size()) {
+  std::map<std::string, int64_t> groups;
   for (const Parameter& parameter : parameters) {
     TERRACE_CHECK(parameter.id == static_cast<int64_t>(served_.size()), "{}: id {} at position {}",
                   parameter.name, parameter.id, served_.size());
     const size_t entry = EntryOf(policy, parameter);
-    const std::vector<StateSpec> specs = StateOf(policy, *rules_[entry], parameter);
+    const std::vector<StateSpec> specs = SpecsOf(policy, *rules_[entry], parameter);
     int64_t& scratch_bytes = IsLarge(parameter) ? large_scratch_bytes_ : small_scratch_bytes_;
     scratch_bytes = std::max(
         scratch_bytes, AlignedBytes(rules_[entry]->ScratchBytes(parameter, IsLarge(parameter))));
     const PolicyEntry& of_policy = policy.entries[entry];
-    served_.push_back({rules_[entry].get(), of_policy.lr_multiplier, of_policy.weight_decay,
-                       static_cast<int64_t>(views_.size()), static_cast<int64_t>(specs.size())});
+    const std::string group = rules_[entry]->GroupOf(parameter);
+    const int64_t next_group = static_cast<int64_t>(groups.size());
+    served_.push_back(
+        {.rule = rules_[entry].get(),
+         .lr_multiplier = of_policy.lr_multiplier,
+         .weight_decay = of_policy.weight_decay,
+         .first_view = static_cast<int64_t>(views_.size()),
+         .views = static_cast<int64_t>(specs.size()),
+         .gradient_decay = specs.empty() ? std::nullopt : specs.back().gradient_decay,
+         .group = group.empty() ? -1 : groups.try_emplace(group, next_group).first->second});
     for (const StateSpec& spec : specs) {
       const std::string& name = names_.emplace_back(parameter.name + "." + spec.name);
       const Memory category = spec.gradient_decay ? Memory::kGradients : Memory::kOptimizer;
@@ -111,31 +122,41 @@ std::byte* Optimizer::Scratch(int64_t bytes) {
   return arena_.Allocate(Memory::kScratch, DType::kU8, {bytes}, "optimizer update").data;
 }
 
-UpdateReport Optimizer::Apply(const Update& update, float learning_rate) {
-  const Arena::Frame frame(arena_);
-  const bool large = IsLarge(*update.parameter);
-  std::byte* scratch = Scratch(large ? large_scratch_bytes_ : small_scratch_bytes_);
-  return Apply(update, learning_rate, {scratch, large}, {});
+std::span<const TensorView> Optimizer::StateOf(const Served& served) const {
+  return std::span(views_).subspan(served.first_view, served.views);
 }
 
-UpdateReport Optimizer::Apply(const Update& update, float learning_rate, const Place& place,
-                              TensorView next_gradient) {
+TensorUpdate Optimizer::Begin(const Update& update, float learning_rate) {
   const Parameter& parameter = *update.parameter;
   const Served& served = served_[parameter.id];
   const int64_t step = ++steps_[parameter.id];
-  if (dry_) return {};
   TERRACE_CHECK(update.gradient.shape == parameter.value.shape, "{}: gradient {} for weight {}",
                 parameter.name, update.gradient.shape.ToString(), parameter.value.shape.ToString());
-  const StepContext context{.learning_rate = learning_rate * served.lr_multiplier,
-                            .weight_decay = served.weight_decay,
-                            .gradient_scale = update.gradient_scale,
-                            .tensor_step = step,
-                            .rounding_key = MixKeys(seed_, parameter.id, step),
-                            .next_gradient = next_gradient,
-                            .scratch = place.scratch,
-                            .all_threads = place.all_threads};
-  return served.rule->Apply(parameter, update.gradient,
-                            std::span(views_).subspan(served.first_view, served.views), context);
+  return {.parameter = &parameter,
+          .gradient = update.gradient,
+          .state = StateOf(served),
+          .context = {.learning_rate = learning_rate * served.lr_multiplier,
+                      .weight_decay = served.weight_decay,
+                      .gradient_scale = update.gradient_scale,
+                      .tensor_step = step,
+                      .rounding_key = MixKeys(seed_, parameter.id, step)}};
+}
+
+UpdateReport Optimizer::End(const TensorUpdate& update) const {
+  if (dry_) return {};
+  return served_[update.parameter->id].rule->Apply(*update.parameter, update.gradient, update.state,
+                                                   update.context);
+}
+
+UpdateReport Optimizer::Apply(const Update& update, float learning_rate) {
+  TERRACE_CHECK(served_[update.parameter->id].group < 0, "{} is not updated by itself",
+                update.parameter->name);
+  const Arena::Frame frame(arena_);
+  const bool large = IsLarge(*update.parameter);
+  TensorUpdate begun = Begin(update, learning_rate);
+  begun.context.scratch = Scratch(large ? large_scratch_bytes_ : small_scratch_bytes_);
+  begun.context.all_threads = large;
+  return End(begun);
 }
 
 PopulationReports Optimizer::Apply(std::span<const Update> updates, float learning_rate) {
@@ -145,21 +166,33 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
   std::byte* scratch = Scratch(std::max(large_scratch_bytes_, threads * small_scratch_bytes_));
 
   std::vector<UpdateReport> reports(updates.size());
-  std::vector<int64_t> small;
+  std::vector<TensorUpdate> small;
+  std::vector<size_t> positions;  // of small ones in `updates`
+  std::map<int64_t, std::vector<TensorUpdate>> groups;
   for (size_t i = 0; i < updates.size(); ++i) {
-    if (IsLarge(*updates[i].parameter)) {
-      reports[i] = Apply(updates[i], learning_rate, {scratch, true}, {});
+    TensorUpdate update = Begin(updates[i], learning_rate);
+    const int64_t group = served_[update.parameter->id].group;
+    if (group >= 0) {
+      groups[group].push_back(update);
+    } else if (IsLarge(*update.parameter)) {
+      update.context.scratch = scratch;
+      reports[i] = End(update);
     } else {
-      small.push_back(static_cast<int64_t>(i));
+      small.push_back(update);
+      positions.push_back(i);
     }
+  }
+  for (const auto& [number, group] : groups) {
+    if (!dry_) served_[group.front().parameter->id].rule->ApplyTogether(group);
   }
   const int64_t count = static_cast<int64_t>(small.size());
   ParallelFor(count, 1, [&](int64_t i, int64_t) {
+    StepContext& context = small[i].context;
+    context.all_threads = false;
+    if (!dry_) context.scratch = scratch + omp_get_thread_num() * small_scratch_bytes_;
     // Where threads keep pace, the one after next for this thread.
-    const int64_t next = i + threads;
-    std::byte* own = dry_ ? nullptr : scratch + omp_get_thread_num() * small_scratch_bytes_;
-    reports[small[i]] = Apply(updates[small[i]], learning_rate, {own, false},
-                              next < count ? updates[small[next]].gradient : TensorView{});
+    if (i + threads < count) context.next_gradient = small[i + threads].gradient;
+    reports[positions[i]] = End(small[i]);
   });
 
   PopulationReports sums{};
@@ -169,6 +202,25 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
     sum.entries += reports[i].entries;
   }
   return sums;
+}
+
+TensorView Optimizer::KeptGradient(const Parameter& parameter) const {
+  const Served& served = served_[parameter.id];
+  return served.gradient_decay ? StateOf(served).back() : TensorView{};
+}
+
+void Optimizer::DecayKeptGradient(const Parameter& parameter) {
+  if (dry_) return;
+  const TensorView buffer = KeptGradient(parameter);
+  const uint64_t key = MixKeys(seed_, parameter.id, steps_[parameter.id]);
+  ParallelFor(buffer.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
+    kernels::Scale(buffer, *served_[parameter.id].gradient_decay, begin, end,
+                   kernels::MomentumKey(key));
+  });
+}
+
+float Optimizer::KeptGradientScale(const Parameter& parameter) const {
+  return 1 - served_[parameter.id].gradient_decay.value_or(0);
 }
 
 }  // namespace terrace

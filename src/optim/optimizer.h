@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,11 +41,21 @@ class Optimizer {
   // Error naming population and tensor for a policy that cannot serve them.
   Optimizer(const Policy& policy, const Parameters& parameters, Arena& arena, uint64_t seed);
 
-  // Updates one parameter; `learning_rate` is the schedule's, before the rule's multiplier.
-  // In a dry arena only the step is counted and scratch taken.
+  // Updates one parameter that its rule does not group with others; `learning_rate` is the
+  // schedule's, before the rule's multiplier. In a dry arena only the step is counted and scratch
+  // taken.
   UpdateReport Apply(const Update& update, float learning_rate);
   // Updates distinct parameters, small ones side by side. The result is that of one after another.
   PopulationReports Apply(std::span<const Update> updates, float learning_rate);
+
+  // --- Gradient buffers that rules keep from step to step (StateSpec::gradient_decay)
+  // ------------- Empty for a parameter whose rule keeps none.
+  TensorView KeptGradient(const Parameter& parameter) const;
+  // What a step begins with, in place of zeroing: multiplies the buffer by its decay, bfloat16 by
+  // stochastic rounding. Once a step, before the first contribution is added.
+  void DecayKeptGradient(const Parameter& parameter);
+  // What a buffer counts in a norm: its decay sums up 1 / (1 - decay) gradients.
+  float KeptGradientScale(const Parameter& parameter) const;
 
   // --- Checkpoints -----------------------------------------------------------------------------
   // All state, named "PARAMETER.STATE" ("layers.1.ff.experts.0.w1.weight.momentum"); writable.
@@ -54,23 +65,22 @@ class Optimizer {
   std::span<const int64_t> steps() const { return steps_; }
 
  private:
-  // Memory and threads that an update may use.
-  struct Place {
-    std::byte* scratch;
-    bool all_threads;
-  };
-  UpdateReport Apply(const Update& update, float learning_rate, const Place& place,
-                     TensorView next_gradient);
-  // From the arena.
-  std::byte* Scratch(int64_t bytes);
-
   struct Served {
     const Rule* rule;
     float lr_multiplier;
     float weight_decay;
     int64_t first_view;
     int64_t views;
+    std::optional<float> gradient_decay;
+    int64_t group;  // -1: updated by itself
   };
+
+  std::span<const TensorView> StateOf(const Served& served) const;
+  // From the arena.
+  std::byte* Scratch(int64_t bytes);
+  // Counts the step; the context still lacks memory and threads.
+  TensorUpdate Begin(const Update& update, float learning_rate);
+  UpdateReport End(const TensorUpdate& update) const;
 
   Arena& arena_;
   bool dry_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/atomic_file.h"
-#include "core/error.h"
 #include "core/toml_text.h"
 #include "model/nearest_name.h"
 #include "optim/rules/rules.h"
@@ -86,6 +85,7 @@ std::string StateText(const PolicyEntry& entry) {
   Parameter matrix;
   matrix.population = entry.population;
   matrix.value.shape = {2, 3};
+  matrix.value.dtype = DType::kBF16;
   std::string text;
   for (const StateSpec& spec : MakeRule(entry.rule, entry.settings)->State(matrix)) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", spec.name, NameOf(spec.dtype));
@@ -136,7 +136,9 @@ Policy ResolvePolicy(std::string_view name, const PolicyTables& tables) {
       if (entry.rule.empty() && own.empty()) continue;
       Check(entry);
     } catch (const Error& error) {
-      Fail("policy {}: population {}: {}", name, NameOf(population), error.what());
+      throw PolicyError(
+          fmt::format("policy {}: population {}: {}", name, NameOf(population), error.what()),
+          population);
     }
     entries.push_back(std::move(entry));
   }
@@ -147,8 +149,12 @@ Policy ResolvePolicy(std::string_view name, const PolicyTables& tables) {
 void Override(Policy& policy, Population population, const Settings& over) {
   PolicyEntry* entry = EntryOf(policy, population);
   if (entry == nullptr) entry = &policy.entries.emplace_back(PolicyEntry{population});
-  Lay(*entry, over);
-  Check(*entry);
+  try {
+    Lay(*entry, over);
+    Check(*entry);
+  } catch (const Error& error) {
+    throw PolicyError(error.what(), population);
+  }
 }
 
 std::string ToToml(const Policy& policy) {

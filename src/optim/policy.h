@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.h"
 #include "model/parameter.h"
 #include "optim/settings.h"
 
@@ -54,11 +55,23 @@ struct PolicyTables {
 // Throws Error on one line, with file, line and the nearest known key. `path` is for errors.
 PolicyTables ParsePolicy(std::string_view text, std::string_view path);
 
-// Throws Error naming policy, population and setting for whatever a rule cannot honour.
+// A fault of one population's entry. What it says names policy, population and setting; which
+// tensors it concerns is known to whoever knows the model.
+class PolicyError : public Error {
+ public:
+  PolicyError(const std::string& text, Population population)
+      : Error(text), population_(population) {}
+  Population population() const { return population_; }
+
+ private:
+  Population population_;
+};
+
+// Throws Error, for whatever a rule cannot honour PolicyError.
 Policy ResolvePolicy(std::string_view name, const PolicyTables& tables);
 
-// Lays `over`, keys of PolicyEntry and of its rule, over a population's entry. Throws Error naming
-// the setting.
+// Lays `over`, keys of PolicyEntry and of its rule, over a population's entry. Throws PolicyError
+// naming the setting.
 void Override(Policy& policy, Population population, const Settings& over);
 
 // The resolved policy as TOML, with all settings and the state of a matrix by population. Reads
@@ -74,7 +87,8 @@ struct ReadyPolicy {
 const std::vector<ReadyPolicy>& ReadyPolicies();
 
 std::vector<std::string_view> PolicyNames();
-// Throws Error naming the known ones.
+// As written, or resolved. Each throws Error naming the known ones.
+PolicyTables PolicyTablesNamed(std::string_view name);
 Policy PolicyNamed(std::string_view name);
 
 // Names of files end so; anything else is a ready-made policy.

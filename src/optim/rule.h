@@ -46,6 +46,14 @@ struct UpdateReport {
   int64_t entries = 0;  // entries examined for that
 };
 
+// One tensor's part in a joint update.
+struct TensorUpdate {
+  const Parameter* parameter;
+  TensorView gradient;
+  std::span<const TensorView> state;
+  StepContext context;
+};
+
 // A rule never allocates tensors: it declares its state, from which both the optimizer and the
 // memory plan allocate. State is zero at the start.
 class Rule {
@@ -63,6 +71,12 @@ class Rule {
   virtual UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                              std::span<const TensorView> state,
                              const StepContext& context) const = 0;
+
+  // Tensors of one name are updated together, those of them that are due in a step; "": each by
+  // itself.
+  virtual std::string GroupOf(const Parameter&) const { return {}; }
+  // Updates the tensors of a group, of one width, in the model's order.
+  virtual UpdateReport ApplyTogether(std::span<const TensorUpdate> group) const;
 };
 
 }  // namespace terrace

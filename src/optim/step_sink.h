@@ -22,7 +22,7 @@ struct StepResult {
   int64_t skipped_tensors = 0;  // no token reached them in any micro-batch
   PopulationReports reports{};  // by population: entries of the second moment on the eps floor
   // The first tensor, in the model's order, whose gradient is not finite; then no weight and no
-  // state was changed. Null when all is well.
+  // state was changed, but for gradient buffers that outlive the step. Null when all is well.
   const Parameter* fault = nullptr;
 };
 

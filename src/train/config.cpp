@@ -71,6 +71,21 @@ void CheckSameRules(const Policy& old_policy, const Policy& new_policy) {
   }
 }
 
+// Which tensors a fault of a policy concerns: " (population of layers.1.ff.experts.0.w1.weight)".
+std::string TensorsOf(const ModelConfig& model, Population population) {
+  try {
+    model.Check();
+  } catch (const Error&) {
+    return {};  // a fault at a time
+  }
+  for (const Parameter& parameter : ParametersOf(model)) {
+    if (parameter.population == population) {
+      return fmt::format(" (population of {})", parameter.name);
+    }
+  }
+  return {};
+}
+
 // A run keeps the policy itself, whatever becomes of the file.
 void TakePolicyFile(RunConfig& config) {
   std::string& policy = config.optimizer.policy;
@@ -184,6 +199,9 @@ RunConfig LoadConfig(const std::filesystem::path& path,
     ApplyTable(fields, table);
     for (const std::string& assignment : assignments) ApplyAssignment(fields, assignment);
   };
+  const auto fail = [&](const std::string& text) {
+    Fail("{}{}: {}", path.string(), assignments.empty() ? "" : " with --set", text);
+  };
   RunConfig config;
   apply(config);
   try {
@@ -198,8 +216,10 @@ RunConfig LoadConfig(const std::filesystem::path& path,
     MakeAbsolute(config.data.folder);
     if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
     CheckConfig(config);
+  } catch (const PolicyError& error) {
+    fail(error.what() + TensorsOf(config.model, error.population()));
   } catch (const Error& error) {
-    Fail("{}{}: {}", path.string(), assignments.empty() ? "" : " with --set", error.what());
+    fail(error.what());
   }
   return config;
 }
@@ -238,8 +258,10 @@ Policy PolicyOf(const RunConfig& config) {
     if (over.empty()) continue;
     try {
       Override(policy, Population(i), over);
-    } catch (const Error& error) {
-      Fail("optimizer.populations.{}: {}", NameOf(Population(i)), error.what());
+    } catch (const PolicyError& error) {
+      throw PolicyError(
+          fmt::format("optimizer.populations.{}: {}", NameOf(Population(i)), error.what()),
+          Population(i));
     }
   }
   return policy;

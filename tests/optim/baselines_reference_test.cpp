@@ -22,8 +22,26 @@ struct Reference {
   std::map<std::string_view, std::string_view> names;
 };
 
+void PrintTo(const Reference& reference, std::ostream* out) { *out << reference.optimizer; }
+
 const std::vector<Reference>& References() {
   static const std::vector<Reference> references = {
+      {"lion", "lion", 2, 1e-6, 0, {}, {{"beta1", "beta1"}, {"beta2", "beta2"}}},
+      {"sage", "sage", 2, 1e-6, 0, {}, {{"beta1", "beta1"}, {"beta2", "beta2"}, {"eps", "eps"}}},
+      {"sinkgd",
+       "sinkgd",
+       2,
+       0,
+       1e-4,
+       {},
+       {{"scale", "scale"}, {"iterations", "iterations"}, {"eps", "eps"}}},
+      {"mesh/expert",
+       "sinkgd",
+       2,
+       0,
+       1e-4,
+       {{"momentum", "hidden_f32"}},
+       {{"scale", "scale"}, {"iterations", "iterations"}, {"eps", "eps"}, {"hidden_beta", "beta"}}},
       {"muon",
        "muon",
        6,
@@ -34,6 +52,13 @@ const std::vector<Reference>& References() {
         {"ns_steps", "ns_steps"},
         {"nesterov", "nesterov"},
         {"scale", "scale"}}},
+      {"adafactor",
+       "adafactor",
+       2,
+       1e-6,
+       0,
+       {},
+       {{"decay_rate", "decay_rate"}, {"eps", "eps"}, {"clip_threshold", "clip_threshold"}}},
   };
   return references;
 }
@@ -49,10 +74,10 @@ class BaselinesReferenceTest : public testing::TestWithParam<Reference> {};
 TEST_P(BaselinesReferenceTest, TrajectoriesMatch) {
   const Reference& reference = GetParam();
   std::ifstream file(TestData() / "optimizers.json");
-  int cases = 0;
   const nlohmann::json json = nlohmann::json::parse(file);
+  int cases = 0;
   for (const auto& entry : json["cases"]) {
-    if (entry["optimizer"] != reference.optimizer) continue;
+    if (entry["optimizer"].get<std::string>() != reference.optimizer) continue;
     ++cases;
     const auto& hyper = entry["hyper"];
     Settings settings = reference.fixed;

@@ -277,7 +277,8 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamedWithTheirLine) {
       {"weight_decay = 0", "weight_decay = [0]",
        "run.toml:23: optimizer.populations.router.weight_decay = [ 0 ] has to be a number, text"},
       {"weight_decay = 0", "beta1 = 1",
-       "run.toml: optimizer.populations.router: adamw: beta1 = 1 is not within 0 .. 0.9999999"},
+       "run.toml: optimizer.populations.router: adamw: beta1 = 1 is not within 0 .. 0.9999999 "
+       "(population of layers.1.ff.router.weight)"},
       {"[optimizer.populations.router]\nweight_decay = 0", "[optimizer.populations]\nrouter = 5",
        "run.toml:23: optimizer.populations.router = 5 has to be a table"},
       {"policy = \"adamw\"", "policy = \"absent.toml\"", "run.toml: absent.toml: cannot read"},

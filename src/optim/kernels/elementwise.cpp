@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
@@ -53,12 +54,29 @@ double SquareSum(TensorView view, int64_t begin, int64_t end) {
   return total;
 }
 
+void ScaleAll(TensorView view, float factor, int64_t begin, int64_t end, uint64_t rounding_key) {
+  const VF factors = hn::Set(F32(), factor);
+  WithElements(view, [&](auto* all) {
+    using T = std::remove_pointer_t<decltype(all)>;
+    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
+      UnitStore<T> store(StripeKey(rounding_key, stripe));
+      ForUnits(
+          count,
+          [&](int64_t, T* x) HWY_ATTR {
+            store([&](int64_t at) HWY_ATTR { return hn::Mul(factors, Load(x + at)); }, x);
+          },
+          all + first);
+    });
+  });
+}
+
 template <typename Gradient, typename Momentum>
 HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, Momentum* momentum, Decay first,
-                              float* second, Decay decay, int64_t count, uint64_t momentum_key) {
+                              float* second, Decay decay, VF added, int64_t count,
+                              uint64_t momentum_key) {
   Accumulator sum;
   const auto second_moment = [&](VF g, float* v_at, int64_t v) HWY_ATTR {
-    const VF updated = decay(Load(v_at), hn::Mul(g, g));
+    const VF updated = decay(Load(v_at), hn::MulAdd(g, g, added));
     Store(updated, v_at);
     sum.lanes[v] = hn::Add(sum.lanes[v], updated);
   };
@@ -87,14 +105,15 @@ HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, Momentum* mome
 }
 
 double Moments(TensorView gradient, float scale, TensorView momentum, double beta1,
-               uint64_t momentum_key, TensorView second, double beta2, int64_t begin, int64_t end) {
+               uint64_t momentum_key, TensorView second, double beta2, float added, int64_t begin,
+               int64_t end) {
   float* s = second.as<float>();
   double total = 0;
   WithElements(gradient, [&](const auto* g) {
     WithElementsOrNull(momentum, [&](auto* m) {
       ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
         total += MomentStripe(g + first, hn::Set(F32(), scale), m != nullptr ? m + first : m,
-                              Decay(beta1), s + first, Decay(beta2), count,
+                              Decay(beta1), s + first, Decay(beta2), hn::Set(F32(), added), count,
                               StripeKey(momentum_key, stripe));
       });
     });
@@ -156,6 +175,105 @@ void Update(TensorView weight, TensorView source, TensorView second, float floor
   });
 }
 
+template <typename Weight, typename X, typename Average>
+HWY_INLINE void AverageStripe(Weight* weight, const X* source, Average* average,
+                              const float* second, VF floor, VF keep, const AverageStep& step,
+                              int64_t count, uint64_t weight_key, uint64_t average_key) {
+  const VF beta = hn::Set(F32(), step.beta);
+  const VF gain = hn::Set(F32(), step.gain);
+  const VF length = hn::Set(F32(), step.step);
+  UnitStore<Weight> store_weight(weight_key);
+  UnitStore<Average> store_average(average_key);
+  ForUnits(
+      count,
+      [&](int64_t, Weight* w, const X* x, Average* a, const float* s) HWY_ATTR {
+        const auto averaged = [&](int64_t at) HWY_ATTR {
+          const VF u = hn::Div(Load(x + at), hn::Sqrt(hn::Max(Load(s + at), floor)));
+          return hn::MulAdd(beta, Load(a + at), hn::Mul(gain, u));
+        };
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          return hn::NegMulAdd(averaged(at), length, hn::Mul(Load(w + at), keep));
+        };
+        store_weight(updated, w);
+        store_average(averaged, a);
+      },
+      weight, source, average, second);
+}
+
+void AverageUpdate(TensorView weight, TensorView source, TensorView average, TensorView second,
+                   float floor, float keep, const AverageStep& step, int64_t begin, int64_t end,
+                   uint64_t rounding_key) {
+  const float* s = second.as<float>();
+  const auto stripes = [&](auto* w, const auto* x, auto* a) {
+    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
+      AverageStripe(w + first, x + first, a + first, s + first, hn::Set(F32(), floor),
+                    hn::Set(F32(), keep), step, count, StripeKey(rounding_key, stripe),
+                    StripeKey(step.rounding_key, stripe));
+    });
+  };
+  WithElements(weight, [&](auto* w) {
+    WithElements(source,
+                 [&](const auto* x) { WithElements(average, [&](auto* a) { stripes(w, x, a); }); });
+  });
+}
+
+template <typename Weight, typename Gradient, typename Momentum>
+HWY_INLINE void SgdStripe(Weight* weight, const Gradient* gradient, Momentum* momentum,
+                          const SgdStep& step, int64_t count, uint64_t weight_key,
+                          uint64_t momentum_key) {
+  const VF scale = hn::Set(F32(), step.gradient_scale);
+  const VF beta = hn::Set(F32(), step.beta);
+  const VF keep = hn::Set(F32(), step.keep);
+  const VF length = hn::Set(F32(), step.step);
+  UnitStore<Weight> store_weight(weight_key);
+  const auto stepped = [&](VF w, VF direction)
+                           HWY_ATTR { return hn::NegMulAdd(direction, length, hn::Mul(w, keep)); };
+  if (momentum == nullptr) {
+    ForUnits(
+        count,
+        [&](int64_t, Weight* w, const Gradient* g) HWY_ATTR {
+          const auto updated = [&](int64_t at) HWY_ATTR {
+            return stepped(Load(w + at), hn::Mul(Load(g + at), scale));
+          };
+          store_weight(updated, w);
+        },
+        weight, gradient);
+    return;
+  }
+  UnitStore<Momentum> store_momentum(momentum_key);
+  ForUnits(
+      count,
+      [&](int64_t, Weight* w, const Gradient* g, Momentum* m) HWY_ATTR {
+        const auto moved = [&](int64_t at) HWY_ATTR {
+          return hn::MulAdd(beta, Load(m + at), hn::Mul(Load(g + at), scale));
+        };
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          const VF first = moved(at);
+          if (!step.nesterov) return stepped(Load(w + at), first);
+          return stepped(Load(w + at), hn::MulAdd(beta, first, hn::Mul(Load(g + at), scale)));
+        };
+        store_weight(updated, w);
+        store_momentum(moved, m);
+      },
+      weight, gradient, momentum);
+}
+
+void Sgd(TensorView weight, TensorView gradient, TensorView momentum, const SgdStep& step,
+         int64_t begin, int64_t end, uint64_t rounding_key) {
+  const uint64_t momentum_key = MomentumKey(rounding_key);
+  const auto stripes = [&](auto* w, const auto* g, auto* m) {
+    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
+      SgdStripe(w + first, g + first, m != nullptr ? m + first : m, step, count,
+                StripeKey(rounding_key, stripe), StripeKey(momentum_key, stripe));
+    });
+  };
+  WithElements(weight, [&](auto* w) {
+    WithElements(gradient, [&](const auto* g) {
+      WithElementsOrNull(momentum, [&](auto* m) { stripes(w, g, m); });
+    });
+  });
+}
+
 template <typename Weight, typename Gradient>
 HWY_INLINE void AdamWStripe(Weight* weight, const Gradient* gradient, float* momentum,
                             float* second, const AdamWStep& step, int64_t count,
@@ -208,20 +326,27 @@ HWY_AFTER_NAMESPACE();
 namespace terrace::kernels {
 
 HWY_EXPORT(SquareSum);
+HWY_EXPORT(ScaleAll);
 HWY_EXPORT(Moments);
 HWY_EXPORT(Squares);
 HWY_EXPORT(Update);
+HWY_EXPORT(AverageUpdate);
+HWY_EXPORT(Sgd);
 HWY_EXPORT(AdamW);
 
 double SumOfSquares(TensorView x, int64_t begin, int64_t end) {
   return HWY_DYNAMIC_DISPATCH(SquareSum)(x, begin, end);
 }
 
+void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(ScaleAll)(x, factor, begin, end, rounding_key);
+}
+
 double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
-                    uint64_t momentum_key, TensorView second, double beta2, int64_t begin,
-                    int64_t end) {
+                    uint64_t momentum_key, TensorView second, double beta2, float added,
+                    int64_t begin, int64_t end) {
   return HWY_DYNAMIC_DISPATCH(Moments)(gradient, scale, momentum, beta1, momentum_key, second,
-                                       beta2, begin, end);
+                                       beta2, added, begin, end);
 }
 
 ExactSquares SumExactSquares(TensorView x, TensorView second, float floor, int64_t begin,
@@ -233,6 +358,18 @@ void ExactUpdate(TensorView weight, TensorView x, TensorView second, float floor
                  float step, int64_t begin, int64_t end, uint64_t rounding_key) {
   HWY_DYNAMIC_DISPATCH(Update)
   (weight, x, second, floor, keep, step, begin, end, rounding_key);
+}
+
+void ExactAverageUpdate(TensorView weight, TensorView x, TensorView average, TensorView second,
+                        float floor, float keep, const AverageStep& step, int64_t begin,
+                        int64_t end, uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(AverageUpdate)
+  (weight, x, average, second, floor, keep, step, begin, end, rounding_key);
+}
+
+void SgdUpdate(TensorView weight, TensorView gradient, TensorView momentum, const SgdStep& step,
+               int64_t begin, int64_t end, uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(Sgd)(weight, gradient, momentum, step, begin, end, rounding_key);
 }
 
 void AdamWUpdate(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,

@@ -7,18 +7,22 @@
 #include <cstdint>
 
 #include "core/tensor.h"
+#include "optim/kernels/average_step.h"
 #include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
 
 double SumOfSquares(TensorView x, int64_t begin, int64_t end);
 
+// x = factor * x, bfloat16 by stochastic rounding.
+void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t rounding_key);
+
 // With g = scale * gradient (any): momentum (any, bfloat16 by stochastic rounding under
 // momentum_key; empty: none) = beta1 * momentum + (1 - beta1) * g and
-// second = beta2 * second + (1 - beta2) * g^2. Returns the sum of `second`.
+// second = beta2 * second + (1 - beta2) * (g^2 + added). Returns the sum of `second`.
 double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
-                    uint64_t momentum_key, TensorView second, double beta2, int64_t begin,
-                    int64_t end);
+                    uint64_t momentum_key, TensorView second, double beta2, float added,
+                    int64_t begin, int64_t end);
 
 struct ExactSquares {
   double sum;       // of x^2 / max(second, floor)
@@ -31,6 +35,26 @@ ExactSquares SumExactSquares(TensorView x, TensorView second, float floor, int64
 // weights by stochastic rounding.
 void ExactUpdate(TensorView weight, TensorView x, TensorView second, float floor, float keep,
                  float step, int64_t begin, int64_t end, uint64_t rounding_key);
+
+// With u = x / sqrt(max(second, floor)): average (any, bfloat16 by stochastic rounding under the
+// step's own key) = beta * average + gain * u, and weight = keep * weight - step * average, of the
+// average before it is rounded.
+void ExactAverageUpdate(TensorView weight, TensorView x, TensorView average, TensorView second,
+                        float floor, float keep, const AverageStep& step, int64_t begin,
+                        int64_t end, uint64_t rounding_key);
+
+struct SgdStep {
+  float gradient_scale;
+  float beta;  // of the momentum
+  bool nesterov;
+  float keep;  // of the weight: 1 - lr * decay
+  float step;
+};
+// With g = gradient_scale * gradient: momentum (any, bfloat16 by stochastic rounding; empty: none)
+// = beta * momentum + g, and weight = keep * weight - step * d in one pass, where d is the momentum
+// before it is rounded, with nesterov g + beta times that, without momentum g.
+void SgdUpdate(TensorView weight, TensorView gradient, TensorView momentum, const SgdStep& step,
+               int64_t begin, int64_t end, uint64_t rounding_key);
 
 struct AdamWStep {
   float gradient_scale;

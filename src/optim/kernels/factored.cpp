@@ -103,7 +103,8 @@ void Sums(TensorView gradient, float scale, TensorView momentum, double beta, ui
       SumRow(g + i * columns, m_row, i, columns, step, momentum_key, row_sums + i, column_sums);
       if (weighted_sums == nullptr) continue;
       const float moment = row_decay.keep * row_moments[i] + row_decay.gain * row_sums[i];
-      const float factor = 1 / std::sqrt(std::max(moment, std::numeric_limits<float>::min()));
+      const float added = moment + row_decay.offset;
+      const float factor = 1 / std::sqrt(std::max(added, std::numeric_limits<float>::min()));
       if (m_row != nullptr) {
         AddSquares(m_row, columns, factor, weighted_sums);
       } else {
@@ -118,6 +119,7 @@ void Sums(TensorView gradient, float scale, TensorView momentum, double beta, ui
 double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
   const VF keeps = hn::Set(F32(), decay.keep);
   const VF gains = hn::Set(F32(), decay.gain);
+  const VF offsets = hn::Set(F32(), decay.offset);
   double total = 0;
   for (int64_t first = 0; first < count; first += kStripe) {
     Accumulator sum;
@@ -125,7 +127,8 @@ double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
         std::min(kStripe, count - first),
         [&](int64_t, float* m, const float* s) HWY_ATTR {
           ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
-            const VF moment = hn::MulAdd(keeps, Load(m + at), hn::Mul(gains, Load(s + at)));
+            const VF moment =
+                hn::MulAdd(keeps, Load(m + at), hn::MulAdd(gains, Load(s + at), offsets));
             sum.lanes[v] = hn::Add(sum.lanes[v], moment);
             Store(moment, m + at);
           });
@@ -203,6 +206,19 @@ double Squares(TensorView view, int64_t begin, int64_t end, const float* row_fac
   return total;
 }
 
+void NormalizeRows(TensorView view, int64_t begin, int64_t end, float target, float eps,
+                   const float* column_factors, float* row_factors, float* column_sums) {
+  const int64_t columns = view.columns();
+  WithElements(view, [&](const auto* x) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float norm =
+          row_factors[i] * std::sqrt(SquareRow(x + i * columns, columns, column_factors));
+      row_factors[i] *= norm > 0 ? target / (norm + eps) : 0;
+      AddSquares(x + i * columns, columns, row_factors[i], column_sums);
+    }
+  });
+}
+
 template <typename Weight, typename X>
 HWY_INLINE void UpdateStripe(Weight* weight, const X* source, int64_t count, VF keep, VF step,
                              const float* column_factors, uint64_t stripe_key,
@@ -242,6 +258,54 @@ void Update(TensorView weight, TensorView source, float keep, float step, int64_
   });
 }
 
+template <typename Weight, typename X, typename Average>
+HWY_INLINE void AverageStripe(Weight* weight, const X* source, Average* average, int64_t count,
+                              VF keep, VF beta, VF gain, VF step, const float* column_factors,
+                              uint64_t weight_key, uint64_t average_key, Prefetcher& prefetcher) {
+  UnitStore<Weight> store_weight(weight_key);
+  UnitStore<Average> store_average(average_key);
+  ForUnits(
+      count,
+      [&](int64_t j, Weight* w, const X* x, Average* a) HWY_ATTR {
+        prefetcher.Unit();
+        const auto averaged = [&](int64_t at) HWY_ATTR {
+          const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
+          return hn::MulAdd(beta, Load(a + at), hn::Mul(gain, u));
+        };
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          return hn::NegMulAdd(averaged(at), step, hn::Mul(Load(w + at), keep));
+        };
+        store_weight(updated, w);
+        store_average(averaged, a);
+      },
+      weight, source, average);
+}
+
+void AverageUpdate(TensorView weight, TensorView source, TensorView average, float keep,
+                   const AverageStep& step, int64_t begin, int64_t end, const float* row_factors,
+                   const float* column_factors, uint64_t rounding_key, Ahead ahead) {
+  const int64_t columns = weight.columns();
+  Prefetcher prefetcher(ahead, (end - begin) * PaddedColumns(columns) / kUnit);
+  const int64_t stripes = (columns + kStripe - 1) / kStripe;
+  const auto rows = [&](auto* w, const auto* x, auto* a) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t stripe = 0; stripe < stripes; ++stripe) {
+        const int64_t j = stripe * kStripe;
+        const int64_t at = i * columns + j;
+        AverageStripe(w + at, x + at, a + at, std::min(kStripe, columns - j), hn::Set(F32(), keep),
+                      hn::Set(F32(), step.beta), hn::Set(F32(), step.gain * row_factors[i]),
+                      hn::Set(F32(), step.step), column_factors + j,
+                      StripeKey(rounding_key, i * stripes + stripe),
+                      StripeKey(step.rounding_key, i * stripes + stripe), prefetcher);
+      }
+    }
+  };
+  WithElements(weight, [&](auto* w) {
+    WithElements(source,
+                 [&](const auto* x) { WithElements(average, [&](auto* a) { rows(w, x, a); }); });
+  });
+}
+
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace terrace::kernels
@@ -254,7 +318,9 @@ HWY_EXPORT(Sums);
 HWY_EXPORT(DecayAll);
 HWY_EXPORT(Roots);
 HWY_EXPORT(Squares);
+HWY_EXPORT(NormalizeRows);
 HWY_EXPORT(Update);
+HWY_EXPORT(AverageUpdate);
 
 void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta,
                   uint64_t momentum_key, int64_t begin, int64_t end, float* row_sums,
@@ -279,11 +345,25 @@ double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* ro
   return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors);
 }
 
+void SinkhornRows(TensorView x, int64_t begin, int64_t end, float target, float eps,
+                  const float* column_factors, float* row_factors, float* column_sums) {
+  HWY_DYNAMIC_DISPATCH(NormalizeRows)
+  (x, begin, end, target, eps, column_factors, row_factors, column_sums);
+}
+
 void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,
                     int64_t end, const float* row_factors, const float* column_factors,
                     uint64_t rounding_key, Ahead ahead) {
   HWY_DYNAMIC_DISPATCH(Update)
   (weight, x, keep, step, begin, end, row_factors, column_factors, rounding_key, ahead);
+}
+
+void FactoredAverageUpdate(TensorView weight, TensorView x, TensorView average, float keep,
+                           const AverageStep& step, int64_t begin, int64_t end,
+                           const float* row_factors, const float* column_factors,
+                           uint64_t rounding_key, Ahead ahead) {
+  HWY_DYNAMIC_DISPATCH(AverageUpdate)
+  (weight, x, average, keep, step, begin, end, row_factors, column_factors, rounding_key, ahead);
 }
 
 }  // namespace terrace::kernels

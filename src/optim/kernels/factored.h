@@ -9,16 +9,18 @@
 #include <cstdint>
 
 #include "core/tensor.h"
+#include "optim/kernels/average_step.h"
 #include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
 
 constexpr int64_t PaddedColumns(int64_t columns) { return (columns + kUnit - 1) / kUnit * kUnit; }
 
-// How second moments move: moment = keep * moment + gain * sum.
+// How second moments move: moment = keep * moment + gain * sum + offset.
 struct Decay {
   float keep = 0;
   float gain = 0;
+  float offset = 0;
 };
 
 // Replaces row_sums[i], for rows [begin, end), and column_sums[j], all columns, by sums over those
@@ -43,6 +45,13 @@ double DecayMoments(float* moments, const float* sums, int64_t count, Decay deca
 int64_t InverseRoots(const float* moments, int64_t count, float scale, float floor, float numerator,
                      float* factors);
 
+// One half of Sinkhorn's alternation on X = row_factors[i] * x[i, j] * column_factors[j], x any:
+// for rows [begin, end), brings each row of X to the L2 norm target, by
+//   row_factors[i] *= target / (norm_i + eps)   (0 for a row of zeros),
+// and adds to column_sums[j] the sums over those rows of (row_factors[i] * x[i, j])^2.
+void SinkhornRows(TensorView x, int64_t begin, int64_t end, float target, float eps,
+                  const float* column_factors, float* row_factors, float* column_sums);
+
 // Memory to prefetch in the course of a pass, for whatever comes after it.
 struct Ahead {
   const std::byte* from = nullptr;
@@ -59,5 +68,13 @@ double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* ro
 void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,
                     int64_t end, const float* row_factors, const float* column_factors,
                     uint64_t rounding_key, Ahead ahead);
+
+// With u = row_factors[i] * x[i, j] * column_factors[j]: average (any, bfloat16 by stochastic
+// rounding under the step's own key) = beta * average + gain * u, and weight = keep * weight
+// - step * average, of the average before it is rounded.
+void FactoredAverageUpdate(TensorView weight, TensorView x, TensorView average, float keep,
+                           const AverageStep& step, int64_t begin, int64_t end,
+                           const float* row_factors, const float* column_factors,
+                           uint64_t rounding_key, Ahead ahead);
 
 }  // namespace terrace::kernels

@@ -7,11 +7,16 @@
 namespace terrace {
 
 // A rule is one file of this folder and one line here.
-#define TERRACE_RULES(RULE)      \
-  RULE("skewadam", MakeSkewAdam) \
-  RULE("adamw", MakeAdamW)       \
-  RULE("muon", MakeMuon)         \
-  RULE("galore", MakeGalore)
+#define TERRACE_RULES(RULE)        \
+  RULE("skewadam", MakeSkewAdam)   \
+  RULE("sage", MakeSage)           \
+  RULE("sinkgd", MakeSinkGd)       \
+  RULE("adamw", MakeAdamW)         \
+  RULE("adafactor", MakeAdafactor) \
+  RULE("lion", MakeLion)           \
+  RULE("muon", MakeMuon)           \
+  RULE("galore", MakeGalore)       \
+  RULE("sgd", MakeSgd)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
 TERRACE_RULES(TERRACE_DECLARE)

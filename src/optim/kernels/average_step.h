@@ -1,0 +1,15 @@
+// An average of updates that takes their place.
+#pragma once
+
+#include <cstdint>
+
+namespace terrace::kernels {
+
+struct AverageStep {
+  float beta;
+  float gain;             // of the update: average = beta * average + gain * update
+  float step;             // weight = keep * weight - step * average
+  uint64_t rounding_key;  // of the average, in bfloat16
+};
+
+}  // namespace terrace::kernels

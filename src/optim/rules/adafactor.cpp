@@ -1,0 +1,95 @@
+// adafactor (arXiv 1804.04235) with external learning rates, s the tensor's own step from 1, g the
+// scaled gradient:
+//   beta2 = 1 - s^decay_rate: nothing at the first step, longer and longer memory then
+//   matrices: R, C the row and column means of g^2 + eps
+//     vr <- beta2 vr + (1 - beta2) R,   vc <- beta2 vc + (1 - beta2) C
+//     u_ij = g_ij / (sqrt(vr_i / mean(vr)) * sqrt(vc_j))
+//   other ranks: v <- beta2 v + (1 - beta2) (g^2 + eps),   u = g / sqrt(v)
+//   u <- u / max(1, RMS(u) / clip_threshold)
+//   w <- w (1 - lr * decay) - lr * u
+// With a momentum, m <- beta1 m + (1 - beta1) u takes the place of u in the last line.
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "optim/rule.h"
+#include "optim/rules/adaptive.h"
+#include "optim/settings.h"
+
+namespace terrace {
+namespace {
+
+struct AdafactorSettings {
+  double decay_rate;
+  double eps;
+  double clip_threshold;          // 0: none
+  std::optional<DType> momentum;  // of updates
+  double beta1 = 0;               // of the momentum
+};
+
+AdafactorSettings ReadAdafactorSettings(SettingsReader& settings) {
+  AdafactorSettings s{
+      // At -1 all steps count alike: beyond it the first ones would never be forgotten.
+      .decay_rate = settings.Number("decay_rate", -0.8, -1, 0),
+      .eps = settings.Number("eps", 1e-30, kSmallestMoment, 1),
+      .clip_threshold = settings.Number("clip_threshold", 1, 0, 1e30),
+      .momentum = settings.Choice<std::optional<DType>>(
+          "momentum", std::nullopt,
+          {{"none", std::nullopt}, {"f32", DType::kF32}, {"bf16", DType::kBF16}})};
+  if (s.momentum) s.beta1 = settings.Number("beta1", 0.9, 0, 0.9999999);
+  return s;
+}
+
+class Adafactor final : public Rule {
+ public:
+  explicit Adafactor(const AdafactorSettings& settings) : settings_(settings) {}
+
+  std::vector<StateSpec> State(const Parameter& parameter) const override {
+    const Shape& shape = parameter.value.shape;
+    std::vector<StateSpec> state;
+    if (settings_.momentum) state.push_back({"momentum", *settings_.momentum, shape});
+    if (shape.rank() == 2) {
+      state.push_back({"row_second_moment", DType::kF32, {shape[0]}});
+      state.push_back({"column_second_moment", DType::kF32, {shape[1]}});
+    } else {
+      state.push_back({"second_moment", DType::kF32, shape});
+    }
+    return state;
+  }
+
+  // Nothing is floored here: eps is added.
+  UpdateReport Apply(const Parameter& parameter, TensorView gradient,
+                     std::span<const TensorView> state, const StepContext& context) const override {
+    constexpr double kSmallestNormal = std::numeric_limits<float>::min();
+    AdaptiveStep step{
+        .beta1 = settings_.beta1,
+        .beta2 = 1 - std::pow(static_cast<double>(context.tensor_step), settings_.decay_rate),
+        .added = settings_.eps,
+        .rms_clip = settings_.clip_threshold,
+        .smallest_mean = kSmallestNormal,
+        .row_floor = kSmallestNormal,
+        .floor = kSmallestNormal};
+    if (settings_.momentum) {
+      step.average = state[0];
+      state = state.subspan(1);
+    }
+    if (parameter.value.shape.rank() == 2) {
+      UpdateFactored(parameter.value, gradient, state[0], state[1], step, context);
+    } else {
+      UpdateExact(parameter.value, gradient, state[0], step, context);
+    }
+    return {};
+  }
+
+ private:
+  AdafactorSettings settings_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rule> MakeAdafactor(SettingsReader& settings) {
+  return std::make_unique<Adafactor>(ReadAdafactorSettings(settings));
+}
+
+}  // namespace terrace

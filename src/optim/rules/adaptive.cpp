@@ -1,0 +1,183 @@
+#include "optim/rules/adaptive.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "core/parallel.h"
+#include "optim/kernels/elementwise.h"
+#include "optim/kernels/factored.h"
+#include "optim/rules/row_blocks.h"
+
+namespace terrace {
+namespace {
+
+float FloorOf(const AdaptiveStep& step, double mean) {
+  return static_cast<float>(std::max(step.floor, step.relative_floor * mean));
+}
+
+// max(1, RMS(u) / rms_clip)
+double ClipOf(const AdaptiveStep& step, double squares, int64_t size) {
+  if (step.rms_clip == 0) return 1;
+  return std::max(1.0, std::sqrt(squares / static_cast<double>(size)) / step.rms_clip);
+}
+
+float KeepOf(const StepContext& context) {
+  return static_cast<float>(1 - static_cast<double>(context.learning_rate) * context.weight_decay);
+}
+
+// Of second moments that are means of `summands` squares; the sums are of the gradient before its
+// scale.
+kernels::Decay DecayOf(const AdaptiveStep& step, float gradient_scale, int64_t summands) {
+  const double gain =
+      (1 - step.beta2) * gradient_scale * gradient_scale / static_cast<double>(summands);
+  return {static_cast<float>(step.beta2), static_cast<float>(gain),
+          static_cast<float>((1 - step.beta2) * step.added)};
+}
+
+// The momentum has the gradient's scale in it already.
+double CorrectionOf(const AdaptiveStep& step, const StepContext& context) {
+  return step.momentum.empty() ? step.correction * context.gradient_scale : step.correction;
+}
+
+kernels::AverageStep AverageOf(const AdaptiveStep& step, const StepContext& context, double clip) {
+  return {.beta = static_cast<float>(step.beta1),
+          .gain = static_cast<float>((1 - step.beta1) / clip),
+          .step = context.learning_rate,
+          .rounding_key = kernels::MomentumKey(context.rounding_key)};
+}
+
+}  // namespace
+
+UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView row_moments,
+                            TensorView column_moments, const AdaptiveStep& step,
+                            const StepContext& context) {
+  if (weight.size() == 0) return {};
+  const int64_t rows = weight.rows();
+  const int64_t columns = weight.columns();
+  const int64_t padded = kernels::PaddedColumns(columns);
+  const RowBlocks blocks(rows);
+  const bool clipped = step.rms_clip != 0;
+  // Row factors, column factors, then sums of each block over columns, one or two kinds.
+  const auto scratch = std::make_unique_for_overwrite<float[]>(
+      rows + padded + (clipped ? 2 : 1) * blocks.count * padded);
+  float* row_factors = scratch.get();
+  float* column_factors = row_factors + rows;
+  float* column_sums = column_factors + padded;
+  float* weighted_sums = clipped ? column_sums + blocks.count * padded : nullptr;
+
+  const kernels::Decay row_decay = DecayOf(step, context.gradient_scale, columns);
+  const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
+  ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+    kernels::FactoredSums(gradient, context.gradient_scale, step.momentum, step.beta1, momentum_key,
+                          begin, end, row_factors, column_sums + block * padded,
+                          row_moments.as<float>(), row_decay,
+                          clipped ? weighted_sums + block * padded : nullptr);
+  });
+  AddBlocks(blocks, columns, padded, column_sums);
+  if (clipped) AddBlocks(blocks, columns, padded, weighted_sums);
+
+  // From here on row_factors[i] = correction / sqrt(max(vr / mean, row_floor)), from row sums in
+  // place, and column_factors[j] = 1 / sqrt(max(vc, floor)).
+  const double row_mean =
+      kernels::DecayMoments(row_moments.as<float>(), row_factors, rows, row_decay) /
+      static_cast<double>(rows);
+  const double column_mean = kernels::DecayMoments(column_moments.as<float>(), column_sums, columns,
+                                                   DecayOf(step, context.gradient_scale, rows)) /
+                             static_cast<double>(columns);
+  const double mean = std::max(row_mean, step.smallest_mean);
+  const float correction = static_cast<float>(CorrectionOf(step, context));
+  const int64_t floored_rows =
+      kernels::InverseRoots(row_moments.as<float>(), rows, static_cast<float>(1 / mean),
+                            static_cast<float>(step.row_floor), correction, row_factors);
+  const int64_t floored_columns = kernels::InverseRoots(
+      column_moments.as<float>(), columns, 1, FloorOf(step, column_mean), 1, column_factors);
+  std::fill(column_factors + columns, column_factors + padded, 0.0f);
+
+  const TensorView numerator = step.momentum.empty() ? gradient : step.momentum;
+  double squares = 0;
+  if (clipped && floored_rows == 0) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const double factor = column_factors[j];
+      squares += factor * factor * weighted_sums[j];
+    }
+    squares *= mean * correction * correction;
+  } else if (clipped) {
+    std::vector<double> partial(blocks.count);
+    ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+      partial[block] = kernels::FactoredSquares(numerator, begin, end, row_factors, column_factors);
+    });
+    squares = std::accumulate(partial.begin(), partial.end(), 0.0);
+  }
+  const double clip = ClipOf(step, squares, rows * columns);
+
+  // The first pass waits for memory, this one for arithmetic: it fetches what a following
+  // tensor's first pass is going to wait for.
+  const TensorView next = context.next_gradient;
+  const int64_t part_bytes = next.data != nullptr ? next.bytes() / blocks.count : 0;
+  ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+    const kernels::Ahead ahead{next.data + block * part_bytes, part_bytes};
+    if (step.average.empty()) {
+      kernels::FactoredUpdate(weight, numerator, KeepOf(context),
+                              static_cast<float>(context.learning_rate / clip), begin, end,
+                              row_factors, column_factors, context.rounding_key, ahead);
+    } else {
+      kernels::FactoredAverageUpdate(weight, numerator, step.average, KeepOf(context),
+                                     AverageOf(step, context, clip), begin, end, row_factors,
+                                     column_factors, context.rounding_key, ahead);
+    }
+  });
+  return {floored_columns, columns};
+}
+
+UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView second_moments,
+                         const AdaptiveStep& step, const StepContext& context) {
+  if (weight.size() == 0) return {};
+  constexpr int64_t kGrain = 4 * kernels::kStripe;
+  const int64_t size = weight.size();
+  const TensorView numerator = step.momentum.empty() ? gradient : step.momentum;
+  const int64_t blocks = (size + kGrain - 1) / kGrain;
+
+  const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
+  std::vector<double> sums(blocks);
+  ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
+    sums[begin / kGrain] = kernels::ExactMoments(
+        gradient, context.gradient_scale, step.momentum, step.beta1, momentum_key, second_moments,
+        step.beta2, static_cast<float>(step.added), begin, end);
+  });
+  const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+  const float floor = FloorOf(step, sum / static_cast<double>(size));
+
+  std::vector<kernels::ExactSquares> partial(blocks);
+  ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
+    partial[begin / kGrain] =
+        kernels::SumExactSquares(numerator, second_moments, floor, begin, end);
+  });
+  UpdateReport report{0, size};
+  double squares = 0;
+  for (const kernels::ExactSquares& part : partial) {
+    squares += part.sum;
+    report.floored += part.floored;
+  }
+  const float correction = static_cast<float>(CorrectionOf(step, context));
+  squares *= static_cast<double>(correction) * correction;
+  const double clip = ClipOf(step, squares, size);
+
+  ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
+    if (step.average.empty()) {
+      const float length = correction * static_cast<float>(context.learning_rate / clip);
+      kernels::ExactUpdate(weight, numerator, second_moments, floor, KeepOf(context), length, begin,
+                           end, context.rounding_key);
+    } else {
+      kernels::AverageStep average = AverageOf(step, context, clip);
+      average.gain *= correction;
+      kernels::ExactAverageUpdate(weight, numerator, step.average, second_moments, floor,
+                                  KeepOf(context), average, begin, end, context.rounding_key);
+    }
+  });
+  return report;
+}
+
+}  // namespace terrace

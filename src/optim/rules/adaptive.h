@@ -1,0 +1,47 @@
+// Updates that divide by the root of a second moment and are bounded by their root mean square, as
+// skewadam and adafactor make them; g is the scaled gradient:
+//   second moment, factored (matrices): R, C the row and column means of g^2 + added
+//     vr <- beta2 vr + (1 - beta2) R,   vc <- beta2 vc + (1 - beta2) C
+//     denominator_ij = sqrt(max(vr_i / max(mean(vr), smallest_mean), row_floor))
+//                      * sqrt(max(vc_j, floor))
+//   exact: v <- beta2 v + (1 - beta2) (g^2 + added),   denominator = sqrt(max(v, floor))
+//   x = g, or the momentum m <- beta1 m + (1 - beta1) g
+//   u = correction * x / denominator,   u <- u / max(1, RMS(u) / rms_clip)
+//   w <- w (1 - lr * decay) - lr * u, or of an average a <- beta1 a + (1 - beta1) u in place of u
+#pragma once
+
+#include <span>
+
+#include "core/tensor.h"
+#include "optim/rule.h"
+
+namespace terrace {
+
+// What remains positive where all gradients are zero; its root and its inverse are normal floats.
+inline constexpr double kSmallestMoment = 1e-30;
+
+struct AdaptiveStep {
+  TensorView momentum = {};  // of gradients, float32 or bfloat16; empty: none
+  TensorView average = {};   // of updates, likewise
+  double beta1 = 0;          // of whichever of the two there is
+  double beta2 = 0;
+  double added = 0;
+  double correction = 1;
+  double rms_clip = 0;  // 0: none
+  double smallest_mean = 0;
+  double row_floor = 0;
+  // The floor of vc and v: max(floor, relative_floor * their mean).
+  double floor = 0;
+  double relative_floor = 0;
+};
+
+// Two passes over a matrix. Reports columns whose second moment is floored.
+UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView row_moments,
+                            TensorView column_moments, const AdaptiveStep& step,
+                            const StepContext& context);
+
+// Three passes over a tensor of any shape. Reports elements whose second moment is floored.
+UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView second_moments,
+                         const AdaptiveStep& step, const StepContext& context);
+
+}  // namespace terrace

@@ -1,0 +1,47 @@
+// lion (arXiv 2302.06675):
+//   w <- w (1 - lr * decay) - lr * sign(beta1 m + (1 - beta1) g)
+//   m <- beta2 m + (1 - beta2) g
+#include <memory>
+
+#include "core/parallel.h"
+#include "optim/kernels/sign.h"
+#include "optim/rule.h"
+#include "optim/rules/sign_settings.h"
+
+namespace terrace {
+namespace {
+
+class Lion final : public Rule {
+ public:
+  explicit Lion(const SignSettings& settings, DType momentum)
+      : settings_(settings), momentum_(momentum) {}
+
+  std::vector<StateSpec> State(const Parameter& parameter) const override {
+    return {{"momentum", momentum_, parameter.value.shape}};
+  }
+
+  UpdateReport Apply(const Parameter& parameter, TensorView gradient,
+                     std::span<const TensorView> state, const StepContext& context) const override {
+    const kernels::SignStep step = StepOf(settings_, context);
+    ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
+      kernels::SignUpdate(parameter.value, gradient, state[0], step, begin, end,
+                          context.rounding_key);
+    });
+    return {};
+  }
+
+ private:
+  SignSettings settings_;
+  DType momentum_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rule> MakeLion(SettingsReader& settings) {
+  const SignSettings shared = ReadSignSettings(settings);
+  return std::make_unique<Lion>(
+      shared,
+      settings.Choice("momentum", DType::kF32, {{"f32", DType::kF32}, {"bf16", DType::kBF16}}));
+}
+
+}  // namespace terrace

@@ -1,0 +1,367 @@
+// sinkgd, and with a momentum what MESH (arXiv 2608.04407) does to experts:
+//   x = g, or a momentum m <- beta m + (1 - beta) g
+//   X = x; then, `iterations` times: each row of X to the L2 norm sqrt(columns), each column to
+//   sqrt(rows), with eps added to the norm that divides
+//   w <- w (1 - lr * decay) - lr * scale * X
+// X is never stored: Sinkhorn's alternation only ever scales rows and columns of x, so that a
+// factor a row and one a column say it all.
+//
+// momentum `hidden_f32` and `hidden_bf16`: the gradient buffer b itself, b <- beta b + g, is the
+// momentum (x = (1 - beta) b); it costs no optimizer state, and gradients that outlive their step.
+// One of bfloat16 needs weights of bfloat16.
+// grouping `layer`: all experts' matrices of one kind in a layer are normalized as one, stacked by
+// rows. direction `sign`: sign(x) for X.
+//
+// multiplier `neuron` (MESH-B): for each block of block_neurons neurons
+//   v <- multiplier_beta2 v + (1 - multiplier_beta2) * mean of g^2 in the block
+// and X is multiplied by 1 / (sqrt(v / (1 - multiplier_beta2^s)) + multiplier_eps), of which the
+// geometric mean is brought to 1 and each to within [1/4, 4], then by what restores the Frobenius
+// norm. With a hidden momentum, g is the buffer.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "core/error.h"
+#include "optim/kernels/factored.h"
+#include "optim/kernels/sign.h"
+#include "optim/rule.h"
+#include "optim/rules/row_blocks.h"
+#include "optim/settings.h"
+
+namespace terrace {
+namespace {
+
+enum class Direction : uint8_t { kSinkhorn, kSign };
+enum class Momentum : uint8_t { kNone, kF32, kBF16, kHiddenF32, kHiddenBF16 };
+enum class Grouping : uint8_t { kTensor, kLayer };
+enum class Multiplier : uint8_t { kNone, kNeuron };
+
+struct SinkGdSettings {
+  double scale;
+  Direction direction;
+  Momentum momentum;
+  double beta = 0;  // of the momentum
+  // Of direction sinkhorn:
+  int64_t iterations = 0;
+  double eps = 0;
+  Grouping grouping = Grouping::kTensor;
+  Multiplier multiplier = Multiplier::kNone;
+  // Of multiplier neuron:
+  int64_t block_neurons = 1;
+  double multiplier_beta2 = 0;
+  double multiplier_eps = 0;
+};
+
+// Settings without effect stay unread, and are therefore refused.
+SinkGdSettings ReadSinkGdSettings(SettingsReader& settings) {
+  constexpr double kLargestBeta = 0.9999999;  // below 1 in float32 too
+  constexpr double kSmallestEps = 1e-30;
+  SinkGdSettings s{.scale = settings.Number("scale", 0.05, 0, 1e6),
+                   .direction = settings.Choice(
+                       "direction", Direction::kSinkhorn,
+                       {{"sinkhorn", Direction::kSinkhorn}, {"sign", Direction::kSign}}),
+                   .momentum = settings.Choice("momentum", Momentum::kNone,
+                                               {{"none", Momentum::kNone},
+                                                {"f32", Momentum::kF32},
+                                                {"bf16", Momentum::kBF16},
+                                                {"hidden_f32", Momentum::kHiddenF32},
+                                                {"hidden_bf16", Momentum::kHiddenBF16}})};
+  if (s.momentum != Momentum::kNone) s.beta = settings.Number("beta", 0.9, 0, kLargestBeta);
+  if (s.direction == Direction::kSign) return s;
+  s.iterations = static_cast<int64_t>(settings.Number("iterations", 5, 1, 1000));
+  s.eps = settings.Number("eps", 1e-8, kSmallestEps, 1);
+  s.grouping = settings.Choice("grouping", Grouping::kTensor,
+                               {{"tensor", Grouping::kTensor}, {"layer", Grouping::kLayer}});
+  s.multiplier = settings.Choice("multiplier", Multiplier::kNone,
+                                 {{"none", Multiplier::kNone}, {"neuron", Multiplier::kNeuron}});
+  if (s.multiplier == Multiplier::kNone) return s;
+  s.block_neurons = static_cast<int64_t>(settings.Number("block_neurons", 1, 1, 1e9));
+  s.multiplier_beta2 = settings.Number("multiplier_beta2", 0.99, 0, kLargestBeta);
+  s.multiplier_eps = settings.Number("multiplier_eps", 1e-8, kSmallestEps, 1);
+  return s;
+}
+
+// Matrices stacked by rows, and what Sinkhorn's alternation multiplies them by.
+struct Stack {
+  struct Matrix {
+    TensorView x;       // [rows, columns], any
+    int64_t first_row;  // within the stack
+  };
+  int64_t columns = 0;
+  int64_t rows = 0;  // together
+  std::vector<Matrix> matrices = {};
+  std::vector<float> row_factors = {};     // [rows]
+  std::vector<float> column_factors = {};  // [columns], padded
+};
+
+// Body: (matrix, first row, end row) for the pieces of matrices in rows [begin, end) of the stack;
+// rows are the matrix's own.
+template <typename Body>
+void ForPieces(const Stack& stack, int64_t begin, int64_t end, const Body& body) {
+  for (size_t m = 0; m < stack.matrices.size(); ++m) {
+    const auto& [x, first_row] = stack.matrices[m];
+    const int64_t first = std::max(begin, first_row) - first_row;
+    const int64_t last = std::min(end, first_row + x.rows()) - first_row;
+    if (first < last) body(m, first, last);
+  }
+}
+
+// Of a gradient's squares.
+struct SquareSums {
+  std::vector<float> rows;
+  std::vector<float> columns;  // and more, for padding and partial sums
+};
+
+class SinkGd final : public Rule {
+ public:
+  explicit SinkGd(const SinkGdSettings& settings) : settings_(settings) {}
+
+  std::vector<StateSpec> State(const Parameter& parameter) const override {
+    const Shape& shape = parameter.value.shape;
+    // The sign needs no rows and columns.
+    if (shape.rank() != 2 && settings_.direction == Direction::kSinkhorn) {
+      Fail("sinkgd serves matrices only");
+    }
+    std::vector<StateSpec> state;
+    if (settings_.momentum == Momentum::kF32) state.push_back({"momentum", DType::kF32, shape});
+    if (settings_.momentum == Momentum::kBF16) state.push_back({"momentum", DType::kBF16, shape});
+    if (settings_.multiplier == Multiplier::kNeuron) {
+      const int64_t neurons = shape[parameter.neuron_axis];
+      const int64_t blocks = (neurons + settings_.block_neurons - 1) / settings_.block_neurons;
+      state.push_back({"block_second_moment", DType::kF32, {blocks}});
+    }
+    if (Hidden()) {
+      const bool narrow = settings_.momentum == Momentum::kHiddenBF16;
+      // As all gradients, which products of float32 do not leave in bfloat16.
+      if (narrow && parameter.value.dtype != DType::kBF16) {
+        Fail("momentum = 'hidden_bf16' needs weights of bf16, not {}",
+             NameOf(parameter.value.dtype));
+      }
+      state.push_back({"gradient", narrow ? DType::kBF16 : DType::kF32, shape,
+                       static_cast<float>(settings_.beta)});
+    }
+    return state;
+  }
+
+  std::string GroupOf(const Parameter& parameter) const override {
+    if (settings_.grouping == Grouping::kTensor || parameter.expert < 0) return {};
+    // "layers.1.ff.experts.7.w1.weight" and its like of other experts.
+    std::string name = parameter.name;
+    const std::string number = fmt::format(".{}.", parameter.expert);
+    const size_t at = name.rfind(number);
+    if (at != std::string::npos) name.replace(at, number.size(), ".*.");
+    return name;
+  }
+
+  UpdateReport Apply(const Parameter& parameter, TensorView gradient,
+                     std::span<const TensorView> state, const StepContext& context) const override {
+    const TensorUpdate update{&parameter, gradient, state, context};
+    return ApplyTogether({&update, 1});
+  }
+
+  UpdateReport ApplyTogether(std::span<const TensorUpdate> group) const override {
+    if (settings_.direction == Direction::kSign) {
+      for (const TensorUpdate& update : group) ApplySign(update);
+      return {};
+    }
+    Stack stack = StackOf(group);
+    if (stack.rows == 0 || stack.columns == 0) return {};
+    // All tensors of a step have one gradient scale.
+    const float scale = GradientScale(group.front().context);
+    const bool multiplied = settings_.multiplier == Multiplier::kNeuron;
+    std::vector<SquareSums> sums(group.size());
+    for (size_t m = 0; m < group.size(); ++m) {
+      if (StatedMomentum() || multiplied) sums[m] = MoveMomentum(group[m]);
+    }
+    Balance(stack, StatedMomentum() ? 1 : scale);
+    for (size_t m = 0; m < group.size(); ++m) {
+      const float step = static_cast<float>(group[m].context.learning_rate * settings_.scale);
+      if (multiplied) {
+        UpdateMultiplied(group[m], sums[m], stack, m, step);
+      } else {
+        Update(group[m], stack, m, stack.column_factors, step);
+      }
+    }
+    return {};
+  }
+
+ private:
+  bool Hidden() const {
+    return settings_.momentum == Momentum::kHiddenF32 ||
+           settings_.momentum == Momentum::kHiddenBF16;
+  }
+  bool StatedMomentum() const {
+    return settings_.momentum == Momentum::kF32 || settings_.momentum == Momentum::kBF16;
+  }
+  // Of a hidden momentum too.
+  float GradientScale(const StepContext& context) const {
+    return context.gradient_scale * static_cast<float>(Hidden() ? 1 - settings_.beta : 1);
+  }
+  static float Keep(const StepContext& context) {
+    return static_cast<float>(1 -
+                              static_cast<double>(context.learning_rate) * context.weight_decay);
+  }
+
+  // sign(beta m + (1 - beta) g) is the sign of the momentum that is kept.
+  void ApplySign(const TensorUpdate& update) const {
+    const StepContext& context = update.context;
+    const kernels::SignStep step{
+        .gradient_scale = context.gradient_scale,
+        .beta1 = settings_.beta,
+        .beta2 = settings_.beta,
+        .keep = Keep(context),
+        .step = static_cast<float>(context.learning_rate * settings_.scale)};
+    const TensorView momentum = StatedMomentum() ? update.state[0] : TensorView{};
+    const TensorView weight = update.parameter->value;
+    ParallelFor(weight.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
+      kernels::SignUpdate(weight, update.gradient, momentum, step, begin, end,
+                          context.rounding_key);
+    });
+  }
+
+  Stack StackOf(std::span<const TensorUpdate> group) const {
+    Stack stack{.columns = group.front().parameter->value.columns()};
+    for (const TensorUpdate& update : group) {
+      const TensorView x = StatedMomentum() ? update.state[0] : update.gradient;
+      stack.matrices.push_back({x, stack.rows});
+      stack.rows += x.rows();
+    }
+    return stack;
+  }
+
+  // Fills the stack's factors; x counts `scale` times.
+  void Balance(Stack& stack, float scale) const {
+    const int64_t columns = stack.columns;
+    const int64_t padded = kernels::PaddedColumns(columns);
+    const RowBlocks blocks(stack.rows);
+    const float eps = static_cast<float>(settings_.eps);
+    const float row_norm = std::sqrt(static_cast<float>(columns));
+    const float column_norm = std::sqrt(static_cast<float>(stack.rows));
+    stack.row_factors.assign(static_cast<size_t>(stack.rows), scale);
+    stack.column_factors.assign(static_cast<size_t>(padded), 1);
+    std::fill(stack.column_factors.begin() + columns, stack.column_factors.end(), 0.0f);
+    std::vector<float> sums(static_cast<size_t>(blocks.count * padded));
+    for (int64_t iteration = 0; iteration < settings_.iterations; ++iteration) {
+      ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+        float* own = sums.data() + block * padded;
+        std::fill_n(own, padded, 0.0f);
+        ForPieces(stack, begin, end, [&](size_t m, int64_t first, int64_t last) {
+          const auto& [x, first_row] = stack.matrices[m];
+          kernels::SinkhornRows(x, first, last, row_norm, eps, stack.column_factors.data(),
+                                stack.row_factors.data() + first_row, own);
+        });
+      });
+      AddBlocks(blocks, columns, padded, sums.data());
+      for (int64_t j = 0; j < columns; ++j) {
+        float& factor = stack.column_factors[static_cast<size_t>(j)];
+        const float norm = factor * std::sqrt(sums[static_cast<size_t>(j)]);
+        factor *= norm > 0 ? column_norm / (norm + eps) : 0;
+      }
+    }
+  }
+
+  void Update(const TensorUpdate& update, const Stack& stack, size_t m,
+              const std::vector<float>& column_factors, float step) const {
+    const auto& [x, first_row] = stack.matrices[m];
+    ForBlocks(RowBlocks(x.rows()), [&](int64_t, int64_t begin, int64_t end) {
+      kernels::FactoredUpdate(update.parameter->value, x, Keep(update.context), step, begin, end,
+                              stack.row_factors.data() + first_row, column_factors.data(),
+                              update.context.rounding_key, {});
+    });
+  }
+
+  // Moves the momentum, if there is one in the state.
+  SquareSums MoveMomentum(const TensorUpdate& update) const {
+    const TensorView gradient = update.gradient;
+    const int64_t padded = kernels::PaddedColumns(gradient.columns());
+    const RowBlocks blocks(gradient.rows());
+    SquareSums sums{std::vector<float>(static_cast<size_t>(blocks.rows)),
+                    std::vector<float>(static_cast<size_t>(blocks.count * padded))};
+    const TensorView momentum = StatedMomentum() ? update.state[0] : TensorView{};
+    ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+      kernels::FactoredSums(gradient, update.context.gradient_scale, momentum, settings_.beta,
+                            kernels::MomentumKey(update.context.rounding_key), begin, end,
+                            sums.rows.data(), sums.columns.data() + block * padded, nullptr, {},
+                            nullptr);
+    });
+    AddBlocks(blocks, gradient.columns(), padded, sums.columns.data());
+    return sums;
+  }
+
+  void UpdateMultiplied(const TensorUpdate& update, const SquareSums& sums, Stack& stack, size_t m,
+                        float step) const {
+    const auto& [x, first_row] = stack.matrices[m];
+    const bool by_column = update.parameter->neuron_axis == 1;
+    float* row_factors = stack.row_factors.data() + first_row;
+    std::vector<float> column_factors = stack.column_factors;
+    const double before = SquaredNormOf(x, row_factors, column_factors);
+
+    const std::vector<float> multipliers =
+        Multipliers(update, by_column ? sums.columns : sums.rows);
+    float* multiplied = by_column ? column_factors.data() : row_factors;
+    const int64_t neurons = by_column ? x.columns() : x.rows();
+    for (int64_t n = 0; n < neurons; ++n) {
+      multiplied[n] *= multipliers[static_cast<size_t>(n / settings_.block_neurons)];
+    }
+    const double after = SquaredNormOf(x, row_factors, column_factors);
+    const double restored = after > 0 ? std::sqrt(before / after) : 1;
+    Update(update, stack, m, column_factors, static_cast<float>(step * restored));
+  }
+
+  static double SquaredNormOf(TensorView x, const float* row_factors,
+                              const std::vector<float>& column_factors) {
+    const RowBlocks blocks(x.rows());
+    std::vector<double> partial(static_cast<size_t>(blocks.count));
+    ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+      partial[static_cast<size_t>(block)] =
+          kernels::FactoredSquares(x, begin, end, row_factors, column_factors.data());
+    });
+    return std::accumulate(partial.begin(), partial.end(), 0.0);
+  }
+
+  // By block, whose second moments it moves; `squares` are sums of the gradient's by neuron.
+  std::vector<float> Multipliers(const TensorUpdate& update,
+                                 const std::vector<float>& squares) const {
+    const TensorView moments = update.state[StatedMomentum() ? 1 : 0];
+    const int64_t neurons = update.parameter->value.shape[update.parameter->neuron_axis];
+    const double scale = GradientScale(update.context);
+    const double width =
+        static_cast<double>(update.parameter->value.size()) / static_cast<double>(neurons);
+    const double beta2 = settings_.multiplier_beta2;
+    const double correction =
+        1 / (1 - std::pow(beta2, static_cast<double>(update.context.tensor_step)));
+
+    std::vector<double> logarithms;
+    double sum = 0;
+    for (int64_t block = 0; block < moments.size(); ++block) {
+      const int64_t first = block * settings_.block_neurons;
+      const int64_t last = std::min(neurons, first + settings_.block_neurons);
+      const double sum_of_block =
+          std::accumulate(squares.begin() + first, squares.begin() + last, 0.0);
+      const double mean =
+          scale * scale * sum_of_block / (width * static_cast<double>(last - first));
+      float& moment = moments.as<float>()[block];
+      moment = static_cast<float>(beta2 * moment + (1 - beta2) * mean);
+      logarithms.push_back(-std::log(std::sqrt(correction * moment) + settings_.multiplier_eps));
+      sum += logarithms.back();
+    }
+    std::vector<float> multipliers;
+    for (const double logarithm : logarithms) {
+      const double centred = logarithm - sum / static_cast<double>(moments.size());
+      multipliers.push_back(static_cast<float>(std::clamp(std::exp(centred), 0.25, 4.0)));
+    }
+    return multipliers;
+  }
+
+  SinkGdSettings settings_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rule> MakeSinkGd(SettingsReader& settings) {
+  return std::make_unique<SinkGd>(ReadSinkGdSettings(settings));
+}
+
+}  // namespace terrace
