@@ -133,6 +133,19 @@ rule = "muon"
 [expert]
 rule = "muon"
 )"},
+      {"galore", "GaLore on hidden matrices, else AdamW, as published (arXiv 2403.03507)", R"(
+learning_rate = 1e-2
+[default]
+rule = "adamw"
+[attention]
+rule = "galore"
+[dense_ffn]
+rule = "galore"
+[shared_expert]
+rule = "galore"
+[expert]
+rule = "galore"
+)"},
       {"adafactor", "Adafactor without momentum: factored second moment (arXiv 1804.04235)", R"(
 learning_rate = 1e-3
 [default]

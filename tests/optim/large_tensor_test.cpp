@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "optim/clipping.h"
-#include "optim/kernels/linear_steps.h"
+#include "optim/kernels/blocks.h"
 #include "optim/rules/rules.h"
 
 namespace terrace {
@@ -83,8 +83,8 @@ TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
   EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
 }
 
-// Kernels that take ranges, on the last of them.
-TEST(LargeTensorTest, LinearStepsReachTheLastElement) {
+// Kernels on blocks, on the last range of elements.
+TEST(LargeTensorTest, BlocksReachTheLastElement) {
   const AliasedTensor weight(DType::kBF16, {kRows, kColumns});
   const AliasedTensor gradient(DType::kBF16, {kRows, kColumns});
   const AliasedTensor momentum(DType::kBF16, {kRows, kColumns});
@@ -96,10 +96,13 @@ TEST(LargeTensorTest, LinearStepsReachTheLastElement) {
             4.25);
   EXPECT_EQ(ToFloat(momentum.FromEnd(0)), 2);
   EXPECT_EQ(ToFloat(momentum.FromEnd(2)), -0.5f);
-  kernels::Combine(gradient.view(), momentum.view(), 2, gradient.view(), -1, begin, kSize);
+  const MatrixBlock of_gradient = RangeOf(gradient.view(), begin);
+  kernels::Combine(of_gradient, RangeOf(momentum.view(), begin), 2, of_gradient, -1, 1,
+                   kSize - begin);
   EXPECT_EQ(ToFloat(gradient.FromEnd(0)), 3);
   EXPECT_EQ(ToFloat(gradient.FromEnd(2)), -1);
-  kernels::Descend(weight.view(), 1, gradient.view(), 0.5f, 1, begin, kSize);
+  kernels::Descend(RangeOf(weight.view(), begin), 1, of_gradient, 0.5f, 1, kSize - begin, 1,
+                   {begin / kernels::kStripe, 0});
   EXPECT_EQ(ToFloat(weight.FromEnd(0)), -1.5f);
   EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
   EXPECT_EQ(ToFloat(weight.FromEnd(2)), 0.5f);

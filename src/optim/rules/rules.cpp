@@ -15,6 +15,7 @@ namespace terrace {
   RULE("adafactor", MakeAdafactor) \
   RULE("lion", MakeLion)           \
   RULE("muon", MakeMuon)           \
+  RULE("galore", MakeGalore)       \
   RULE("sgd", MakeSgd)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
