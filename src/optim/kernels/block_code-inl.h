@@ -1,0 +1,127 @@
+// block_code.h for SIMD kernels; compiled once for each instruction set.
+
+#if defined(TERRACE_OPTIM_KERNELS_BLOCK_CODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERRACE_OPTIM_KERNELS_BLOCK_CODE_INL_H_
+#undef TERRACE_OPTIM_KERNELS_BLOCK_CODE_INL_H_
+#else
+#define TERRACE_OPTIM_KERNELS_BLOCK_CODE_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "optim/kernels/block_code.h"
+#include "optim/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace terrace::kernels {
+namespace HWY_NAMESPACE {
+
+using U8 = hn::Rebind<uint8_t, F32>;
+
+template <Code kCode>
+HWY_INLINE VF DecodeVector(const uint8_t* codes, VF scale) {
+  using F = CodeFormat<kCode>;
+  const VU code = hn::PromoteTo(U32(), hn::LoadU(U8(), codes));
+  VU magnitude = code;
+  if constexpr (F::kSign != 0) magnitude = hn::And(code, hn::Set(U32(), F::kSign - 1));
+  const VF smallest = hn::Set(F32(), F::kSmallestNormal);
+  // In the order of codes; a subnormal one is between the smallest normal number and its double.
+  const VU bits = hn::ShiftLeft<F::kDropped>(hn::Add(magnitude, hn::Set(U32(), F::kNormalOffset)));
+  const auto subnormal = hn::Lt(hn::BitCast(F32(), bits), smallest);
+  const VU one_exponent = hn::Set(U32(), 1u << 23);
+  const VF value =
+      hn::IfThenElse(subnormal, hn::Sub(hn::BitCast(F32(), hn::Add(bits, one_exponent)), smallest),
+                     hn::BitCast(F32(), bits));
+  const VF scaled = hn::Mul(value, scale);
+  if constexpr (F::kSign == 0) return scaled;
+  return hn::CopySignToAbs(scaled, hn::BitCast(F32(), hn::ShiftLeft<24>(code)));
+}
+
+template <Code kCode>
+HWY_INLINE void EncodeVector(VF value, VF inverse, VU random16, uint8_t* codes) {
+  using F = CodeFormat<kCode>;
+  const VF smallest = hn::Set(F32(), F::kSmallestNormal);
+  const VF x = hn::Mul(hn::Abs(value), inverse);
+  const auto subnormal = hn::Lt(x, smallest);
+  const VF aligned = hn::IfThenElse(subnormal, hn::Add(x, smallest), x);
+  const VU random = hn::Or(hn::ShiftLeft<F::kDropped - 16>(random16), hn::Set(U32(), 8));
+  const VU offset =
+      hn::IfThenElse(hn::RebindMask(U32(), subnormal), hn::Set(U32(), F::kSubnormalOffset),
+                     hn::Set(U32(), F::kNormalOffset));
+  VU code =
+      hn::Sub(hn::ShiftRight<F::kDropped>(hn::Add(hn::BitCast(U32(), aligned), random)), offset);
+  if constexpr (kCode == Code::kUnsigned) {
+    code = hn::Max(code, hn::Set(U32(), 1));
+  } else {
+    const VU sign = hn::ShiftRight<24>(hn::BitCast(U32(), value));
+    code = hn::Or(code, hn::And(sign, hn::Set(U32(), F::kSign)));
+  }
+  hn::StoreU(hn::TruncateTo(U8(), code), U8(), codes);
+}
+
+// The first `units` units of a block to float32.
+template <Code kCode>
+HWY_INLINE void DecodeUnits(const uint8_t* codes, float scale, int64_t units, float* values) {
+  const VF scales = hn::Set(F32(), scale);
+  for (int64_t at = 0; at < units * kUnit; at += kLanes) {
+    Store(DecodeVector<kCode>(codes + at, scales), values + at);
+  }
+}
+
+// The bits of the largest magnitude; NaN is larger than all numbers.
+struct LargestBits {
+  HWY_INLINE LargestBits() : lanes(hn::Zero(U32())) {}
+  HWY_INLINE void Add(VF value) { lanes = hn::Max(lanes, hn::BitCast(U32(), hn::Abs(value))); }
+  HWY_INLINE uint32_t Largest() const {
+    HWY_ALIGN uint32_t values[kLanes];
+    hn::Store(lanes, U32(), values);
+    return *std::max_element(values, values + kLanes);
+  }
+  VU lanes;
+};
+
+// Values of the first `units` units of a block, of which the largest is known, to codes; returns
+// the scale. The block begins with that unit of its stripe.
+template <Code kCode>
+HWY_INLINE float EncodeUnits(const float* values, LargestBits largest, int64_t units,
+                             uint64_t stripe_key, int64_t first_unit, uint8_t* codes) {
+  const float scale = ScaleOf(largest.Largest());
+  if (!(scale > 0)) {
+    std::fill_n(codes, units * kUnit, uint8_t{0});
+    return scale;
+  }
+  const VF inverse = hn::Set(F32(), InverseScale(scale));
+  UnitBits bits(stripe_key, first_unit);
+  for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
+    for (int64_t at = unit; at < unit + kHalfUnit; at += kLanes) {
+      const UnitBits::Pair random = bits.Draw();
+      EncodeVector<kCode>(Load(values + at), inverse, random.low, codes + at);
+      EncodeVector<kCode>(Load(values + at + kHalfUnit), inverse, random.high,
+                          codes + at + kHalfUnit);
+    }
+  }
+  return scale;
+}
+
+// Calls block(first, units, pointers...) for each block of arrays of `count` elements, with the
+// pointers at its first element, or at zero-padded copies in a block that is no multiple of a unit.
+template <typename Block, typename... T>
+HWY_INLINE void ForCodeBlocks(int64_t count, const Block& block, T*... arrays) {
+  for (int64_t at = 0; at < count; at += kCodeBlock) {
+    const int64_t length = count - at < kCodeBlock ? count - at : kCodeBlock;
+    if (length % kUnit == 0) {
+      block(at, length / kUnit, (arrays + at)...);
+    } else {
+      [&](Padded<std::remove_const_t<T>, kCodeBlock>... padded) HWY_ATTR {
+        block(at, length / kUnit + 1, static_cast<T*>(padded.elements)...);
+        (padded.CopyTo(arrays + at, length), ...);
+      }(Padded<std::remove_const_t<T>, kCodeBlock>(arrays + at, length)...);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace terrace::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERRACE_OPTIM_KERNELS_BLOCK_CODE_INL_H_
