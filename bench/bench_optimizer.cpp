@@ -21,27 +21,52 @@ namespace {
 struct Subject {
   std::string name;
   std::string policy;
+  // What is laid over the policy for experts, which the tensors are.
+  Settings settings;
   Shape shape;
   int64_t count;  // tensors
   DType weight_dtype;
   DType gradient_dtype;
+  // How often the rule reads the gradient. 0: its time goes into matrix products.
   int gradient_passes;
   std::optional<double> bar;
+  // Of those products, multiplications and additions a tensor and update; then the figure is a share
+  // of the matrix-product peak.
+  double operations = 0;
 };
 
-constexpr double kBar = 0.85;
+constexpr double kOnePass = 0.85;
+constexpr double kTwoPasses = 0.6;  // where statistics of rows and columns force them
 constexpr int kRepetitions = 9;
 
 std::vector<Subject> Subjects() {
   const Shape small{1024, 512}, large{4096, 4096};
   const auto f32 = DType::kF32, bf16 = DType::kBF16;
-  return {{"skewadam_experts_1024x512", "skewadam", small, 192, bf16, f32, 2, kBar},
-          {"skewadam_experts_1024x512_bf16_gradients", "skewadam", small, 192, bf16, bf16, 2, kBar},
-          {"skewadam_experts_1024x512_f32", "skewadam", small, 192, f32, f32, 2, kBar},
-          {"skewadam_experts_4096x4096", "skewadam", large, 6, bf16, f32, 2, kBar},
-          {"skewadam_experts_4096x4096_bf16_gradients", "skewadam", large, 6, bf16, bf16, 2, kBar},
-          {"adamw_1024x512", "adamw", small, 96, bf16, f32, 1, kBar},
-          {"adamw_4096x4096", "adamw", large, 3, bf16, f32, 1, kBar}};
+  return {
+      {"skewadam_experts_1024x512", "skewadam", {}, small, 192, bf16, f32, 2, kOnePass},
+      {"skewadam_experts_1024x512_bf16_gradients", "skewadam", {}, small, 192, bf16, bf16, 2,
+       kOnePass},
+      {"skewadam_experts_1024x512_f32", "skewadam", {}, small, 192, f32, f32, 2, kOnePass},
+      {"skewadam_experts_4096x4096", "skewadam", {}, large, 6, bf16, f32, 2, kOnePass},
+      {"skewadam_experts_4096x4096_bf16_gradients", "skewadam", {}, large, 6, bf16, bf16, 2,
+       kOnePass},
+      {"adamw_1024x512", "adamw", {}, small, 96, bf16, f32, 1, kOnePass},
+      // Every rule at the shape of a large expert.
+      {"adamw_4096x4096", "adamw", {}, large, 3, bf16, f32, 1, kOnePass},
+      {"adamw8bit_4096x4096", "adamw8bit", {}, large, 3, bf16, f32, 1, kOnePass},
+      {"sgd_4096x4096", "sgd", {}, large, 3, bf16, f32, 1, kOnePass},
+      {"sgd_without_momentum_4096x4096", "sgd", {{"momentum", "none"}}, large, 6, bf16, f32, 1,
+       kOnePass},
+      {"lion_4096x4096", "sgd", {{"rule", "lion"}}, large, 3, bf16, f32, 1, kOnePass},
+      {"sage_4096x4096", "sgd", {{"rule", "sage"}}, large, 3, bf16, f32, 2, kTwoPasses},
+      {"adafactor_4096x4096", "adafactor", {}, large, 6, bf16, f32, 2, kTwoPasses},
+      {"skewadam_momentum_f32_4096x4096", "skewadam", {{"momentum", "f32"}}, large, 3, bf16, f32, 1,
+       kTwoPasses},
+      {"skewadam_momentum_bf16_4096x4096", "skewadam", {{"momentum", "bf16"}}, large, 3, bf16, f32,
+       1, kTwoPasses},
+      {"skewadam_momentum_int8_4096x4096", "skewadam", {{"momentum", "int8"}}, large, 3, bf16, f32,
+       1, kTwoPasses},
+  };
 }
 
 void FillNormal(TensorView view, uint64_t key) {

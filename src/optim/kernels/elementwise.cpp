@@ -140,7 +140,9 @@ HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, Momentum* mome
         },
         gradient, momentum, second);
   }
-  return sum.Sum();
+  // Padding has the addend only.
+  const float padding = hn::GetLane(decay(hn::Zero(F32()), added));
+  return sum.Sum() - static_cast<float>(PaddingOf(count)) * padding;
 }
 
 // As MomentStripe does it, to momentum in codes.

@@ -198,14 +198,18 @@ double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
   const VF offsets = hn::Set(F32(), decay.offset);
   double total = 0;
   for (int64_t first = 0; first < count; first += kStripe) {
+    const int64_t length = std::min(kStripe, count - first);
     Accumulator sum;
     ForUnits(
-        std::min(kStripe, count - first),
-        [&](int64_t, float* m, const float* s) HWY_ATTR {
+        length,
+        [&](int64_t j, float* m, const float* s) HWY_ATTR {
           ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
             const VF moment =
                 hn::MulAdd(keeps, Load(m + at), hn::MulAdd(gains, Load(s + at), offsets));
-            sum.lanes[v] = hn::Add(sum.lanes[v], moment);
+            // Padding has the offset only, and does not count.
+            const auto counted =
+                hn::FirstN(F32(), std::clamp<int64_t>(length - j - at, 0, kLanes));
+            sum.lanes[v] = hn::Add(sum.lanes[v], hn::IfThenElseZero(counted, moment));
             Store(moment, m + at);
           });
         },
