@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   terrace::AddTrainCommand(app);
   terrace::AddEvalCommand(app);
   terrace::AddGenerateCommand(app);
+  terrace::AddCompareCommand(app);
   terrace::AddPoliciesCommand(app);
   terrace::AddTokenizerCommand(app);
   terrace::AddDataCommand(app);

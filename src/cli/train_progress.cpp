@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 namespace terrace {
@@ -24,22 +25,28 @@ double ImbalanceOf(const StepMetrics& metrics) {
   return worst;
 }
 
+}  // namespace
+
 std::string Duration(double seconds) {
   const int64_t whole = static_cast<int64_t>(seconds + 0.5);
   return whole < 3600 ? fmt::format("{}:{:02}", whole / 60, whole % 60)
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
-}  // namespace
-
-TrainProgress::TrainProgress() : terminal_(isatty(STDERR_FILENO) == 1) {}
+TrainProgress::TrainProgress(Prefix prefix)
+    : terminal_(isatty(STDERR_FILENO) == 1), prefix_(std::move(prefix)) {}
 
 TrainProgress::~TrainProgress() {
   if (terminal_) std::fputs(kClearLine, stderr);
 }
 
-void TrainProgress::Begin(const RunSummary& summary) {
+void TrainProgress::Begin(const RunSummary& summary, bool described) {
   summary_ = summary;
+  if (described) Describe(summary);
+  if (summary.first_step > 0) Note(fmt::format("resumed after step {}", summary.first_step));
+}
+
+void TrainProgress::Describe(const RunSummary& summary) {
   const Ledger& plan = summary.plan;
   const auto mebibytes = [&](Memory category) {
     return static_cast<double>(plan.at_peak_bytes[static_cast<size_t>(category)]) / kMiB;
@@ -55,7 +62,6 @@ void TrainProgress::Begin(const RunSummary& summary) {
                   mebibytes(Memory::kActivations), mebibytes(Memory::kScratch)));
   Note(fmt::format("data: {} tokens to train on, {} to validate; matrix products: {:.0f} GFLOP/s",
                    summary.train_tokens, summary.val_tokens, summary.peak_flops / 1e9));
-  if (summary.first_step > 0) Note(fmt::format("resumed after step {}", summary.first_step));
 }
 
 // With a bar before it where the terminal has room; never wider, or it could not be rewritten.
@@ -73,7 +79,8 @@ std::string TrainProgress::LineOf(const StepMetrics& metrics, size_t width) cons
   const double elapsed = std::chrono::duration<double>(Clock::now() - *start_).count();
   const double done = static_cast<double>(metrics.step - summary_.first_step);
   const double left = static_cast<double>(summary_.last_step - metrics.step);
-  std::string line = fmt::format("step {}/{}", metrics.step, summary_.last_step);
+  std::string line = fmt::format("{}step {}/{}", prefix_ ? prefix_(metrics) : "", metrics.step,
+                                 summary_.last_step);
   // As many as fit, the most wanted first; never a part of one.
   std::vector<std::string> rest = {
       fmt::format("loss {:.4f}", metrics.loss),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,14 +11,20 @@
 
 namespace terrace {
 
+// "1:02:03", "2:03"
+std::string Duration(double seconds);
+
 class TrainProgress {
  public:
-  TrainProgress();
+  // What stands before each step's line, if anything.
+  using Prefix = std::function<std::string(const StepMetrics&)>;
+  explicit TrainProgress(Prefix prefix = {});
   ~TrainProgress();
   TrainProgress(const TrainProgress&) = delete;
   TrainProgress& operator=(const TrainProgress&) = delete;
 
-  void Begin(const RunSummary& summary);
+  // `described`: with lines on model, memory and data.
+  void Begin(const RunSummary& summary, bool described = true);
   void Step(const StepMetrics& metrics);
   // A line that stays.
   void Note(std::string_view text);
@@ -27,8 +34,10 @@ class TrainProgress {
 
   std::string LineOf(const StepMetrics& metrics, size_t width) const;
   std::string Fitted(const StepMetrics& metrics) const;
+  void Describe(const RunSummary& summary);
 
   bool terminal_;
+  Prefix prefix_;
   RunSummary summary_;
   std::optional<Clock::time_point> start_;  // of the first step
   Clock::time_point shown_;

@@ -1,7 +1,6 @@
 // The ready-made policies. A policy is one text here.
-#include <fmt/ranges.h>
-
 #include "core/error.h"
+#include "model/nearest_name.h"
 #include "optim/policy.h"
 
 namespace terrace {
@@ -78,6 +77,93 @@ beta2 = 0.95
 rule = "adamw"
 beta2 = 0.95
 )"},
+      {"lion", "Lion, the sign of one momentum of float32 everywhere (arXiv 2302.06675)", R"(
+learning_rate = 1e-4
+[default]
+rule = "lion"
+weight_decay = 0.3
+[norm]
+weight_decay = 0
+)"},
+      // An entry of X is 1 on the root mean square: with 20 * 0.05 a matrix moves as far by sinkgd
+      // as it would by the sign.
+      {"mesh", "MESH: experts have their momentum in the gradient buffer (arXiv 2608.04407)", R"(
+learning_rate = 1e-3
+[default]
+rule = "sinkgd"
+lr_multiplier = 20
+weight_decay = 0.01
+[embedding]
+rule = "sage"
+lr_multiplier = 1
+[head]
+rule = "sage"
+lr_multiplier = 1
+[norm]
+rule = "sage"
+lr_multiplier = 1
+weight_decay = 0
+[expert]
+momentum = "hidden_f32"
+)"},
+      {"mesh-b", "MESH with a multiplier for each neuron of an expert", R"(
+base = "mesh"
+[expert]
+multiplier = "neuron"
+)"},
+      {"mesh-bf16-buffer", "MESH with a gradient buffer of bfloat16", R"(
+base = "mesh"
+[expert]
+momentum = "hidden_bf16"
+)"},
+      {"mesh-stateless",
+       "ablation of MESH: experts without momentum, Sinkhorn on each step's gradient",
+       R"(
+base = "mesh"
+[expert]
+momentum = "none"
+)"},
+      {"mesh-small-steps", "ablation of MESH: stateless experts with steps of a quarter", R"(
+base = "mesh"
+[expert]
+momentum = "none"
+lr_multiplier = 5
+)"},
+      {"mesh-layer-grouping", "ablation of MESH: the experts of a layer normalized as one matrix",
+       R"(
+base = "mesh"
+[expert]
+grouping = "layer"
+)"},
+      {"mesh-sign", "ablation of MESH: the sign of experts' momentum in place of Sinkhorn", R"(
+base = "mesh"
+[expert]
+direction = "sign"
+)"},
+      {"mesh-state-momentum", "ablation of MESH: experts' momentum as optimizer state", R"(
+base = "mesh"
+[expert]
+momentum = "f32"
+)"},
+      {"mesh-adamw-experts", "ablation of MESH: full state, AdamW on experts", R"(
+base = "mesh"
+[expert]
+rule = "adamw"
+lr_multiplier = 1
+beta2 = 0.95
+weight_decay = 0.1
+)"},
+      {"muon", "Muon on hidden matrices, else AdamW, at one learning rate (arXiv 2502.16982)", R"(
+base = "adamw"
+[attention]
+rule = "muon"
+[dense_ffn]
+rule = "muon"
+[shared_expert]
+rule = "muon"
+[expert]
+rule = "muon"
+)"},
       {"adafactor", "Adafactor without momentum: factored second moment (arXiv 1804.04235)", R"(
 learning_rate = 1e-3
 [default]
@@ -104,12 +190,16 @@ std::vector<std::string_view> PolicyNames() {
   return names;
 }
 
-Policy PolicyNamed(std::string_view name) {
+PolicyTables PolicyTablesNamed(std::string_view name) {
   for (const ReadyPolicy& policy : ReadyPolicies()) {
-    if (policy.name == name) return ResolvePolicy(name, ParsePolicy(policy.text, name));
+    if (policy.name == name) return ParsePolicy(policy.text, name);
   }
-  Fail("no policy is called \"{}\"; ready-made are {}; a file's name ends in .toml", name,
-       fmt::join(PolicyNames(), ", "));
+  Fail(
+      "no policy is called \"{}\", did you mean {}? (`terrace policies` lists them; the name of a "
+      "file ends in .toml)",
+      name, NearestName(name, PolicyNames()));
 }
+
+Policy PolicyNamed(std::string_view name) { return ResolvePolicy(name, PolicyTablesNamed(name)); }
 
 }  // namespace terrace

@@ -86,6 +86,7 @@ std::string StateText(const PolicyEntry& entry) {
   Parameter matrix;
   matrix.population = entry.population;
   matrix.value.shape = {2, 3};
+  matrix.value.dtype = DType::kBF16;
   std::string text;
   for (const StateSpec& spec : MakeRule(entry.rule, entry.settings)->State(matrix)) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", spec.name, NameOf(spec.dtype));

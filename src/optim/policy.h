@@ -74,7 +74,8 @@ struct ReadyPolicy {
 const std::vector<ReadyPolicy>& ReadyPolicies();
 
 std::vector<std::string_view> PolicyNames();
-// Throws Error naming the known ones.
+// As written, or resolved. Each throws Error naming the known ones.
+PolicyTables PolicyTablesNamed(std::string_view name);
 Policy PolicyNamed(std::string_view name);
 
 // Names of files end so; anything else is a ready-made policy.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/toml_text.h"
@@ -44,6 +45,14 @@ double SettingsReader::Number(std::string_view key, double otherwise, double min
   }
   complete_.insert_or_assign(std::string(key), value);
   return value;
+}
+
+int64_t SettingsReader::Whole(std::string_view key, int64_t otherwise, int64_t minimum,
+                              int64_t maximum) {
+  const double value = Number(key, static_cast<double>(otherwise), static_cast<double>(minimum),
+                              static_cast<double>(maximum));
+  if (value != std::floor(value)) Fail("{}{} = {} has to be a whole number", prefix_, key, value);
+  return static_cast<int64_t>(value);
 }
 
 bool SettingsReader::Flag(std::string_view key, bool otherwise) {

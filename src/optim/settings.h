@@ -1,6 +1,7 @@
 // Settings as data: what a policy says about a rule, and how a rule reads it.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -29,6 +30,7 @@ class SettingsReader {
       : prefix_(owner.empty() ? "" : std::string(owner) + ": "), settings_(settings) {}
 
   double Number(std::string_view key, double otherwise, double minimum, double maximum);
+  int64_t Whole(std::string_view key, int64_t otherwise, int64_t minimum, int64_t maximum);
   bool Flag(std::string_view key, bool otherwise);
   std::string_view Name(std::string_view key, std::string_view otherwise,
                         const std::vector<std::string_view>& names);

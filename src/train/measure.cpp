@@ -1,5 +1,7 @@
 #include "train/measure.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -42,6 +44,18 @@ double MeasureProductFlops(DType dtype) {
   RunProducts(dry, dtype);
   Arena arena(dry.ledger().total_peak_bytes);
   return 2.0 * kSide * kSide * kSide / RunProducts(arena, dtype);
+}
+
+std::string MachineText() {
+  std::ifstream processors("/proc/cpuinfo");
+  std::string name;
+  for (std::string line; name.empty() && std::getline(processors, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) name = line.substr(colon + 2);
+  }
+  const int threads = omp_get_max_threads();
+  return fmt::format("{}{}{} thread{}", name, name.empty() ? "" : ", ", threads,
+                     threads == 1 ? "" : "s");
 }
 
 ResidentMemory ReadResidentMemory() {

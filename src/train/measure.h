@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/dtype.h"
 
@@ -10,6 +11,10 @@ namespace terrace {
 // Operations per second of a product of two 1024 x 1024 matrices, the best of a few. Takes some
 // hundredths of a second and memory of its own, given back at the end.
 double MeasureProductFlops(DType dtype);
+
+// "Intel(R) Xeon(R) CPU @ 2.50GHz, 2 threads": the processor's name, where it is known, and the
+// threads that computations use.
+std::string MachineText();
 
 // Of this process, from the kernel; 0 where it does not tell.
 struct ResidentMemory {

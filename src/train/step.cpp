@@ -171,10 +171,13 @@ StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
   if (finite_loss) report.update = sink.Finish();
   if (!finite_loss || report.update.fault != nullptr) {
     const std::string first = FirstNonFinite(model, micro_batches, settings.noise_key);
-    if (!finite_loss)
-      Fail("the loss is not finite, first {}", first.empty() ? "in the head" : first);
-    Fail("the gradient of {} is not finite{}", report.update.fault->name,
-         first.empty() ? "" : ", first " + first);
+    if (!finite_loss) {
+      throw NotFiniteError(
+          fmt::format("the loss is not finite, first {}", first.empty() ? "in the head" : first));
+    }
+    throw NotFiniteError(fmt::format("the gradient of {} is not finite{}",
+                                     report.update.fault->name,
+                                     first.empty() ? "" : ", first " + first));
   }
   return report;
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "core/error.h"
 #include "model/model.h"
 #include "optim/step_sink.h"
 
@@ -35,8 +36,13 @@ struct StepReport {
   StepLosses losses;
   StepResult update;
 };
-// The whole step. Throws Error naming the first tensor at fault when the loss or a gradient is not
-// finite; then no weight and no state was changed.
+// The loss or a gradient is not finite; the text names the first tensor at fault.
+class NotFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The whole step. After a NotFiniteError no weight and no state has changed.
 StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
                      const StepSettings& settings, StepSink& sink);
 

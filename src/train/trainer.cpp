@@ -233,8 +233,13 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
       report = machine.Step(config, step, &corpus.batches);
     } catch (const Error& error) {
       const auto last = LatestCheckpoint(run.checkpoints());
-      Fail("step {}: {}{}", step, error.what(),
-           last ? "; the last good checkpoint is " + last->string() : "");
+      const std::string text =
+          fmt::format("step {}: {}{}", step, error.what(),
+                      last ? "; the last good checkpoint is " + last->string() : "");
+      if (dynamic_cast<const NotFiniteError*>(&error) != nullptr) {
+        throw DivergedError(step, error.what(), text);
+      }
+      throw Error(text);
     }
     state.step = step;
     state.tokens += report.losses.tokens;

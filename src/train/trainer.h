@@ -5,9 +5,12 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/arena.h"
+#include "core/error.h"
 #include "train/config.h"
 #include "train/metrics.h"
 
@@ -40,13 +43,27 @@ struct TrainResult {
   std::optional<Evaluation> evaluation;  // of the last one made
 };
 
+// A loss or gradient is not finite. The run's last checkpoint is as it was.
+class DivergedError : public Error {
+ public:
+  DivergedError(int64_t step, std::string reason, const std::string& text)
+      : Error(text), step_(step), reason_(std::move(reason)) {}
+
+  int64_t step() const { return step_; }
+  // Names the tensor, without step or folder.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  int64_t step_;
+  std::string reason_;
+};
+
 // Trains `config` in `run_folder`: a new one, or, with `resume`, one that holds a run of the same
 // model, data, seed and shapes, which goes on from its newest checkpoint bit for bit as if it had
 // not stopped. Finds its memory by a dry run first and takes no more.
 //
 // Throws Error on one line: when the folder holds a run already, the data or the configuration is
-// at fault, a loss or gradient is not finite (naming step and tensor; the last checkpoint stays),
-// or the disk is full.
+// at fault, or the disk is full; DivergedError, naming step and tensor.
 TrainResult Train(const RunConfig& config, const std::filesystem::path& run_folder, bool resume,
                   const TrainCallbacks& callbacks);
 

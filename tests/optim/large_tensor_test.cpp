@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "optim/clipping.h"
+#include "optim/kernels/linear_steps.h"
 #include "optim/rules/rules.h"
 
 namespace terrace {
@@ -128,6 +129,28 @@ TEST(LargeTensorTest, EightBitMomentsReachTheLastElement) {
   EXPECT_NEAR(ToFloat(weight.FromEnd(2)), 0.5f, 0x1p-8f);
   EXPECT_EQ(ToFloat(weight.FromEnd(kColumns)), 0);
   EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
+}
+
+// Kernels that take ranges, on the last of them.
+TEST(LargeTensorTest, LinearStepsReachTheLastElement) {
+  const AliasedTensor weight(DType::kBF16, {kRows, kColumns});
+  const AliasedTensor gradient(DType::kBF16, {kRows, kColumns});
+  const AliasedTensor momentum(DType::kBF16, {kRows, kColumns});
+  gradient.FromEnd(0) = ToBF16(1);
+  momentum.FromEnd(2) = ToBF16(-1);
+  const int64_t begin = (kSize - 5) / kernels::kStripe * kernels::kStripe;
+  EXPECT_EQ(kernels::SumMomentum(momentum.view(), 0.5f, gradient.view(), 2, /*nesterov=*/false, 1,
+                                 begin, kSize),
+            4.25);
+  EXPECT_EQ(ToFloat(momentum.FromEnd(0)), 2);
+  EXPECT_EQ(ToFloat(momentum.FromEnd(2)), -0.5f);
+  kernels::Combine(gradient.view(), momentum.view(), 2, gradient.view(), -1, begin, kSize);
+  EXPECT_EQ(ToFloat(gradient.FromEnd(0)), 3);
+  EXPECT_EQ(ToFloat(gradient.FromEnd(2)), -1);
+  kernels::Descend(weight.view(), 1, gradient.view(), 0.5f, 1, begin, kSize);
+  EXPECT_EQ(ToFloat(weight.FromEnd(0)), -1.5f);
+  EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
+  EXPECT_EQ(ToFloat(weight.FromEnd(2)), 0.5f);
 }
 
 }  // namespace

@@ -84,11 +84,13 @@ class RuleBench {
                   gradient_dtype) {}
 
   RuleBench(std::string_view rule, const Settings& settings, float weight_decay, Shape shape,
-            DType weight_dtype = DType::kF32, DType gradient_dtype = DType::kF32)
+            DType weight_dtype = DType::kF32, DType gradient_dtype = DType::kF32,
+            int neuron_axis = 0)
       : arena_(int64_t{32} * (shape.size() + 4096)), rule_(MakeRule(rule, settings)) {
     parameter_.name = "tensor";
     parameter_.population = Population::kExpert;
     parameter_.id = 0;
+    parameter_.neuron_axis = neuron_axis;
     parameter_.value = arena_.Allocate(Memory::kWeights, weight_dtype, shape, "tensor");
     gradient_ = arena_.Allocate(Memory::kGradients, gradient_dtype, shape, "gradient");
     for (const StateSpec& spec : rule_->State(parameter_)) {
@@ -106,6 +108,8 @@ class RuleBench {
                 .scratch = arena_.Allocate(Memory::kScratch, DType::kU8, {scratch_bytes}, "").data};
   }
 
+  const Rule& rule() const { return *rule_; }
+  const Parameter& parameter() const { return parameter_; }
   TensorView weight() const { return parameter_.value; }
   TensorView gradient() const { return gradient_; }
   std::vector<TensorView>& state() { return state_; }

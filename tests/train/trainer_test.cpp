@@ -90,6 +90,24 @@ TEST_F(TrainerTest, TenStepsAndTenMoreAreTwentyBitForBit) {
   }
 }
 
+TEST_F(TrainerTest, EveryPolicyIsPlannedToTheByteAndResumesBitForBit) {
+  config_.training.steps = 6;
+  config_.training.eval_interval = 3;
+  for (const std::string_view policy : PolicyNames()) {
+    SCOPED_TRACE(policy);
+    config_.optimizer.policy = policy;
+    config_.model.weight_dtype = policy == "mesh-bf16-buffer" ? DType::kBF16 : DType::kF32;
+    const fs::path whole = folder_ / fmt::format("whole-{}", policy);
+    const fs::path halves = folder_ / fmt::format("halves-{}", policy);
+    Run(whole);
+    Run(halves, false, 3);
+    Run(halves, true);
+    EXPECT_EQ(RepeatableParts(whole), RepeatableParts(halves));
+    const auto planned = MetricOf(whole / "metrics.jsonl", "planned_peak_bytes");
+    EXPECT_EQ(planned, MetricOf(whole / "metrics.jsonl", "ledger_peak_bytes"));
+  }
+}
+
 // A kill between two checkpoints leaves metrics of steps that will be taken again, and maybe a
 // half-written line.
 TEST_F(TrainerTest, ResumingTakesMetricsBackToTheCheckpoint) {

@@ -84,7 +84,8 @@ Descriptors DescriptorsOf(const Key& key) {
           DescriptorOf(key.m, key.n, key.c_stride, false, key.output)};
 }
 
-// oneDNN plans a product for the number of threads that OpenMP would use now.
+// oneDNN plans a product for the number of threads that OpenMP would use now, and some of its
+// kernels ask again when they run.
 class PlannedThreads {
  public:
   explicit PlannedThreads(bool parallel) : before_(omp_get_max_threads()) {
@@ -211,6 +212,7 @@ void Matmul::Run(const Product& product, bool parallel, std::byte* scratch, int6
     arguments.emplace(DNNL_ARG_SCRATCHPAD,
                       dnnl::memory(primitive->scratchpad, cache_->engine, scratch));
   }
+  const PlannedThreads threads(parallel);
   primitive->matmul.execute(stream, arguments);
 }
 

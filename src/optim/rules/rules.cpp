@@ -14,8 +14,9 @@ namespace terrace {
   RULE("adamw", MakeAdamW)         \
   RULE("adamw8bit", MakeAdamW8Bit) \
   RULE("adafactor", MakeAdafactor) \
-  RULE("sgd", MakeSgd)             \
-  RULE("lion", MakeLion)
+  RULE("lion", MakeLion)           \
+  RULE("muon", MakeMuon)           \
+  RULE("sgd", MakeSgd)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);
 TERRACE_RULES(TERRACE_DECLARE)

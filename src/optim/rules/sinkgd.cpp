@@ -8,6 +8,7 @@
 //
 // momentum `hidden_f32` and `hidden_bf16`: the gradient buffer b itself, b <- beta b + g, is the
 // momentum (x = (1 - beta) b); it costs no optimizer state, and gradients that outlive their step.
+// One of bfloat16 needs weights of bfloat16.
 // grouping `layer`: all experts' matrices of one kind in a layer are normalized as one, stacked by
 // rows. direction `sign`: sign(x) for X.
 //
@@ -133,6 +134,11 @@ class SinkGd final : public Rule {
     }
     if (Hidden()) {
       const bool narrow = settings_.momentum == Momentum::kHiddenBF16;
+      // As all gradients, which products of float32 do not leave in bfloat16.
+      if (narrow && parameter.value.dtype != DType::kBF16) {
+        Fail("momentum = 'hidden_bf16' needs weights of bf16, not {}",
+             NameOf(parameter.value.dtype));
+      }
       state.push_back({"gradient", narrow ? DType::kBF16 : DType::kF32, shape,
                        static_cast<float>(settings_.beta)});
     }

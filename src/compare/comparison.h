@@ -1,0 +1,82 @@
+// The results of a study, put together by policy.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compare/study.h"
+
+namespace terrace {
+
+struct MeanSpread {
+  double mean = 0;
+  std::optional<double> deviation;  // sample standard deviation; empty for fewer than two values
+};
+MeanSpread MeanSpreadOf(const std::vector<double>& values);
+
+// Means over the seeds of one policy at one learning rate; `seconds` too.
+struct MeanValidationPoint {
+  int64_t step = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  MeanSpread loss;
+  MeanSpread perplexity;
+};
+
+// A row of the table: a policy at its learning rate, over seeds.
+struct PolicyRow {
+  std::string policy;
+  std::string base;                     // of an ablation
+  std::optional<double> learning_rate;  // empty: none yet, or all diverged
+  int64_t rates = 0;                    // in the sweep; 0 for an ablation
+  ChosenRate chosen;                    // for an ablation: that of its base
+  int64_t seeds = 0;                    // finished without diverging
+  int64_t diverged = 0;                 // runs at this learning rate; without one, of the sweep
+  // From here on only with seeds > 0.
+  MeanSpread loss;        // final validation, in nats
+  MeanSpread perplexity;  // mean of the seeds' own
+  MeanSpread tokens_per_second;
+  MeanSpread aux_loss;   // over the last tenth of the steps, with its coefficient
+  MeanSpread imbalance;  // likewise; busiest expert over even
+  RunMemory memory;
+  std::vector<MeanValidationPoint> validation;
+  std::vector<CurvePoint> curve;   // means over seeds
+  std::vector<ExpertLoads> loads;  // sums over seeds
+};
+
+struct SweepRow {
+  std::string policy;
+  double learning_rate = 0;
+  bool chosen = false;
+  bool at_edge = false;        // chosen, and no rate beyond it was run
+  std::optional<double> loss;  // final validation on the first seed; empty: diverged or not run
+  std::optional<Divergence> diverged;
+  bool finished = false;
+};
+
+struct Comparison {
+  std::string title;
+  // What was compared, as name and text: model, data, tokens, seeds, command line.
+  std::vector<std::pair<std::string, std::string>> facts;
+  int64_t runs_done = 0;
+  int64_t runs_total = 0;
+  double unigram_entropy = 0;  // of the validation targets; 0 before the first result
+  std::vector<PolicyRow> policies;
+  std::vector<SweepRow> sweep;  // of policies with several rates
+  std::vector<RunResult> runs;  // finished ones, in order
+};
+
+// What a study does not know of its surroundings.
+struct StudyContext {
+  std::string command;  // the command line that repeats it
+  std::string machine;  // for the speeds; may be empty
+  int64_t train_tokens = 0;
+  int64_t val_tokens = 0;
+};
+
+Comparison Compare(const Study& study, const RunResults& results, const StudyContext& context);
+
+}  // namespace terrace

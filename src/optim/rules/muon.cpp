@@ -1,0 +1,334 @@
+// muon (Keller Jordan, https://kellerjordan.github.io/posts/muon), g the scaled gradient:
+//   m <- beta m + g
+//   u = g + beta m (nesterov) or m
+//   X = u / (|u| + eps), |u| the Frobenius norm
+//   ns_steps times: A = X X^T, X <- a X + (b A + c A^2) X        (Newton-Schulz)
+//   w <- w (1 - lr * decay) - lr * scale * X
+// on the transpose where there are more rows than columns. X then has the singular vectors of u,
+// with singular values near 1.
+//
+// scale: none 1; keller sqrt(max(1, rows / columns)); moonshot 0.2 sqrt(max(rows, columns)), which
+// gives the update the root mean square of AdamW's (arXiv 2502.16982).
+//
+// With precision bf16, X, A and the polynomial are kept and multiplied in bfloat16, where the
+// processor has such products; elsewhere they are float32, as with precision f32.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "backend/cpu/matmul.h"
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "optim/kernels/linear_steps.h"
+#include "optim/rule.h"
+#include "optim/settings.h"
+#include "optim/tiles.h"
+
+namespace terrace {
+namespace {
+
+// The quintic's coefficients: steepest at 0 among those that map [0, 1] close to 1 by and by.
+constexpr float kA = 3.4445f;
+constexpr float kB = -4.7750f;
+constexpr float kC = 2.0315f;
+
+enum class Scale : uint8_t { kNone, kKeller, kMoonshot };
+
+struct MuonSettings {
+  double beta;
+  bool nesterov;
+  int64_t ns_steps;
+  double eps;
+  Scale scale;
+  DType precision;  // of Newton-Schulz
+  DType momentum;   // as it is stored
+};
+
+MuonSettings ReadMuonSettings(SettingsReader& settings) {
+  return {.beta = settings.Number("beta", 0.95, 0, 0.9999999),
+          .nesterov = settings.Flag("nesterov", true),
+          .ns_steps = settings.Whole("ns_steps", 5, 1, 100),
+          .eps = settings.Number("eps", 1e-7, 1e-30, 1),
+          .scale = settings.Choice(
+              "scale", Scale::kMoonshot,
+              {{"none", Scale::kNone}, {"keller", Scale::kKeller}, {"moonshot", Scale::kMoonshot}}),
+          .precision = settings.Choice("precision", DType::kBF16,
+                                       {{"bf16", DType::kBF16}, {"f32", DType::kF32}}),
+          .momentum = settings.Choice("momentum", DType::kF32,
+                                      {{"f32", DType::kF32}, {"bf16", DType::kBF16}})};
+}
+
+int64_t Aligned(int64_t bytes) {
+  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+}
+
+// X is [rows, columns]; its Gram matrix and the polynomial are [side, side], of the smaller side.
+// Both are computed by tiles; the product of polynomial and X by blocks of X: some columns where
+// it is wide, some rows where it is tall.
+struct NewtonSchulz {
+  int64_t rows;
+  int64_t columns;
+  DType dtype;
+
+  bool wide() const { return rows <= columns; }
+  int64_t side() const { return std::min(rows, columns); }
+  int64_t length() const { return std::max(rows, columns); }
+  SymmetricTiles tiles() const {
+    // Smaller tiles spare more of the symmetric half, larger ones are computed faster.
+    return {{side(), std::clamp<int64_t>((side() + 7) / 8 / 64 * 64, 128, 512)}};
+  }
+  Parts blocks() const { return {length(), 256}; }
+
+  // --- The products, of which two numbers of parts say which tile ---
+  Product Gram(const MatrixBlock& x, const MatrixBlock& gram, int64_t i, int64_t j) const {
+    const Parts parts = tiles().parts;
+    const int64_t first = parts.First(i), second = parts.First(j);
+    const MatrixBlock a = wide() ? x.At(first, 0) : x.At(0, first);
+    const MatrixBlock b = wide() ? x.At(second, 0) : x.At(0, second);
+    return {.m = parts.Length(i),
+            .n = parts.Length(j),
+            .k = length(),
+            .a = a.AsOperand(!wide()),
+            .b = b.AsOperand(wide()),
+            .c = gram.At(first, second).AsOperand()};
+  }
+  Product Square(const MatrixBlock& gram, const MatrixBlock& square, int64_t i, int64_t j) const {
+    const Parts parts = tiles().parts;
+    const int64_t first = parts.First(i), second = parts.First(j);
+    return {.m = parts.Length(i),
+            .n = parts.Length(j),
+            .k = side(),
+            .a = gram.At(first, 0).AsOperand(),
+            .b = gram.At(0, second).AsOperand(),
+            .c = square.At(first, second).AsOperand()};
+  }
+  Product Step(const MatrixBlock& polynomial, const MatrixBlock& x, const MatrixBlock& result,
+               int64_t block) const {
+    const int64_t first = blocks().First(block), length_here = blocks().Length(block);
+    if (wide()) {
+      return {.m = side(),
+              .n = length_here,
+              .k = side(),
+              .a = polynomial.AsOperand(),
+              .b = x.At(0, first).AsOperand(),
+              .c = result.AsOperand()};
+    }
+    return {.m = length_here,
+            .n = side(),
+            .k = side(),
+            .a = x.At(first, 0).AsOperand(),
+            .b = polynomial.AsOperand(),
+            .c = result.AsOperand()};
+  }
+  // Elements from one row of Step's result to the next: it is a matrix of its own.
+  int64_t ResultStride(int64_t block) const { return wide() ? blocks().Length(block) : side(); }
+
+  // --- Memory ---
+  int64_t x_bytes() const { return Aligned(rows * columns * BytesOf(dtype)); }
+  int64_t square_bytes() const { return Aligned(side() * side() * BytesOf(dtype)); }
+  int64_t result_bytes() const { return Aligned(side() * blocks().Length(0) * BytesOf(dtype)); }
+  int64_t ScratchBytes(int64_t slots, int64_t pad_bytes) const {
+    return x_bytes() + 2 * square_bytes() + std::min(slots, blocks().count()) * result_bytes() +
+           std::min(slots, most_tasks()) * pad_bytes;
+  }
+  int64_t most_tasks() const { return std::max(tiles().count(), blocks().count()); }
+
+  // Of one product, the most.
+  int64_t PadBytes(Matmul& matmul) const {
+    const MatrixBlock x{nullptr, dtype, columns};
+    const MatrixBlock square{nullptr, dtype, side()};
+    int64_t bytes = 0;
+    const auto consider = [&](const Product& product) {
+      bytes = std::max(bytes, matmul.ScratchBytes(product, /*parallel=*/false));
+    };
+    const int64_t last_tile = tiles().parts.count() - 1;
+    for (const auto& [i, j] :
+         {std::pair<int64_t, int64_t>(0, 0), {0, last_tile}, {last_tile, last_tile}}) {
+      consider(Gram(x, square, i, j));
+      consider(Square(square, square, i, j));
+    }
+    for (const int64_t block : {int64_t{0}, blocks().count() - 1}) {
+      consider(Step(square, x, {nullptr, dtype, ResultStride(block)}, block));
+    }
+    return Aligned(bytes);
+  }
+};
+
+// p = kA I + kB gram + kC p on the tile with that first row and column.
+void MakePolynomial(const MatrixBlock& gram, const MatrixBlock& p, int64_t first_row, int64_t rows,
+                    int64_t first_column, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const TensorView p_row{p.At(i, 0).data, p.dtype, {columns}, "polynomial"};
+    const TensorView gram_row{gram.At(i, 0).data, gram.dtype, {columns}, "gram"};
+    kernels::Combine(p_row, p_row, kC, gram_row, kB, 0, columns);
+    if (first_row != first_column) continue;
+    if (p.dtype == DType::kF32) {
+      p_row.as<float>()[i] += kA;
+    } else {
+      BF16& diagonal = p_row.as<BF16>()[i];
+      diagonal = ToBF16(ToFloat(diagonal) + kA);
+    }
+  }
+}
+
+class Muon final : public Rule {
+ public:
+  explicit Muon(const MuonSettings& settings)
+      : settings_(settings),
+        dtype_(matmul_.HasBF16() ? settings.precision : DType::kF32),
+        threads_(MaxThreads()) {}
+
+  std::vector<StateSpec> State(const Parameter& parameter) const override {
+    if (parameter.value.shape.rank() != 2) Fail("muon serves matrices only");
+    return {{"momentum", settings_.momentum, parameter.value.shape}};
+  }
+
+  // X, two matrices of the smaller side, and for each thread, what oneDNN asks for and a block of
+  // X's successor. Together the blocks never exceed X: there are no more of them than it has.
+  int64_t ScratchBytes(const Parameter& parameter, bool all_threads) const override {
+    if (parameter.value.size() == 0) return 0;
+    const NewtonSchulz shape = ShapeOf(parameter);
+    return shape.ScratchBytes(Slots(all_threads), PadBytes(shape));
+  }
+
+  // Nothing is floored here.
+  UpdateReport Apply(const Parameter& parameter, TensorView gradient,
+                     std::span<const TensorView> state, const StepContext& context) const override {
+    if (parameter.value.size() == 0) return {};
+    const NewtonSchulz shape = ShapeOf(parameter);
+    const TensorView x{context.scratch, dtype_, parameter.value.shape, "muon.x"};
+    WriteDirection(gradient, state[0], context, x);
+    for (int64_t step = 0; step < settings_.ns_steps; ++step) Iterate(shape, x, context);
+
+    const double lr = context.learning_rate;
+    const float keep = static_cast<float>(1 - lr * context.weight_decay);
+    const float size = static_cast<float>(lr * ScaleOf(shape));
+    ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+      kernels::Descend(parameter.value, keep, x, size, context.rounding_key, begin, end);
+    });
+    return {};
+  }
+
+ private:
+  static constexpr int64_t kGrain = 4 * kernels::kStripe;
+
+  NewtonSchulz ShapeOf(const Parameter& parameter) const {
+    return {parameter.value.rows(), parameter.value.columns(), dtype_};
+  }
+
+  int64_t Slots(bool all_threads) const { return all_threads ? threads_ : 1; }
+
+  // Asking oneDNN takes as long as some small products, and many tensors have one shape.
+  int64_t PadBytes(const NewtonSchulz& shape) const {
+    const std::lock_guard lock(mutex_);
+    const auto [entry, is_new] = pad_bytes_.try_emplace({shape.rows, shape.columns}, 0);
+    if (is_new) entry->second = shape.PadBytes(matmul_);
+    return entry->second;
+  }
+
+  double ScaleOf(const NewtonSchulz& shape) const {
+    const double rows = static_cast<double>(shape.rows);
+    const double columns = static_cast<double>(shape.columns);
+    switch (settings_.scale) {
+      case Scale::kNone:
+        return 1;
+      case Scale::kKeller:
+        return std::sqrt(std::max(1.0, rows / columns));
+      case Scale::kMoonshot:
+        return 0.2 * std::sqrt(std::max(rows, columns));
+    }
+    return 1;
+  }
+
+  // Moves the momentum; x becomes the direction with a Frobenius norm of 1.
+  void WriteDirection(TensorView gradient, TensorView momentum, const StepContext& context,
+                      TensorView x) const {
+    const float beta = static_cast<float>(settings_.beta);
+    const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
+    std::vector<double> squares((x.size() + kGrain - 1) / kGrain);
+    ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+      squares[begin / kGrain] =
+          kernels::SumMomentum(momentum, beta, gradient, context.gradient_scale, settings_.nesterov,
+                               momentum_key, begin, end);
+    });
+    const double norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
+    const double inverse = 1 / (norm + settings_.eps);
+    const bool nesterov = settings_.nesterov;
+    const float of_momentum = static_cast<float>(nesterov ? inverse * settings_.beta : inverse);
+    const float of_gradient = static_cast<float>(inverse * context.gradient_scale);
+    ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+      kernels::Combine(x, momentum, of_momentum, nesterov ? gradient : TensorView{}, of_gradient,
+                       begin, end);
+    });
+  }
+
+  void Iterate(const NewtonSchulz& shape, TensorView direction, const StepContext& context) const {
+    const int64_t slots = Slots(context.all_threads);
+    const int64_t pad_bytes = PadBytes(shape);
+    std::byte* const after_x = context.scratch + shape.x_bytes();
+    std::byte* const results = after_x + 2 * shape.square_bytes();
+    std::byte* const pads =
+        results + std::min(slots, shape.blocks().count()) * shape.result_bytes();
+    const MatrixBlock x{direction.data, dtype_, shape.columns};
+    const MatrixBlock gram{after_x, dtype_, shape.side()};
+    const MatrixBlock polynomial{after_x + shape.square_bytes(), dtype_, shape.side()};
+    const auto run = [&](const Product& product, int64_t slot) {
+      matmul_.Run(product, /*parallel=*/false, pads + slot * pad_bytes, pad_bytes);
+    };
+
+    const SymmetricTiles tiles = shape.tiles();
+    const Parts parts = tiles.parts;
+    // Calls body(i, j, slot) for tiles, which leaves tile (i, j) in `result`; mirrors it.
+    const auto for_tiles = [&](const MatrixBlock& result, const auto& body) {
+      ForTasks(tiles.count(), slots, [&](int64_t task, int64_t slot) {
+        tiles.At(task, [&](int64_t i, int64_t j) {
+          body(i, j, slot);
+          if (i == j) return;
+          const int64_t row = parts.First(i), column = parts.First(j);
+          Transpose(result.At(row, column), parts.Length(i), parts.Length(j),
+                    result.At(column, row));
+        });
+      });
+    };
+    for_tiles(gram,
+              [&](int64_t i, int64_t j, int64_t slot) { run(shape.Gram(x, gram, i, j), slot); });
+    for_tiles(polynomial, [&](int64_t i, int64_t j, int64_t slot) {
+      run(shape.Square(gram, polynomial, i, j), slot);
+      const int64_t row = parts.First(i), column = parts.First(j);
+      MakePolynomial(gram.At(row, column), polynomial.At(row, column), row, parts.Length(i), column,
+                     parts.Length(j));
+    });
+    ForTasks(shape.blocks().count(), slots, [&](int64_t block, int64_t slot) {
+      const MatrixBlock result{results + slot * shape.result_bytes(), dtype_,
+                               shape.ResultStride(block)};
+      run(shape.Step(polynomial, x, result, block), slot);
+      const int64_t first = shape.blocks().First(block);
+      const int64_t length = shape.blocks().Length(block);
+      const int64_t result_rows = shape.wide() ? shape.rows : length;
+      const int64_t row_bytes = (shape.wide() ? length : shape.columns) * BytesOf(dtype_);
+      for (int64_t i = 0; i < result_rows; ++i) {
+        const MatrixBlock to = shape.wide() ? x.At(i, first) : x.At(first + i, 0);
+        std::memcpy(to.data, result.At(i, 0).data, row_bytes);
+      }
+    });
+  }
+
+  MuonSettings settings_;
+  mutable Matmul matmul_;
+  DType dtype_;
+  int64_t threads_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::pair<int64_t, int64_t>, int64_t> pad_bytes_;  // by rows and columns
+};
+
+}  // namespace
+
+std::unique_ptr<Rule> MakeMuon(SettingsReader& settings) {
+  return std::make_unique<Muon>(ReadMuonSettings(settings));
+}
+
+}  // namespace terrace

@@ -1,0 +1,64 @@
+// Work on matrices in tiles that depend on shapes alone, each by one thread: matrix products then
+// give the same bits for any number of threads, which those of oneDNN on several threads do not
+// promise.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "backend/cpu/matmul.h"
+#include "core/parallel.h"
+
+namespace terrace {
+
+// A row-major matrix, or a block of one, in memory.
+struct MatrixBlock {
+  std::byte* data;
+  DType dtype;
+  int64_t stride;  // elements from one row to the next
+
+  MatrixBlock At(int64_t row, int64_t column) const {
+    return {data + (row * stride + column) * BytesOf(dtype), dtype, stride};
+  }
+  Operand AsOperand(bool transposed = false) const { return {data, dtype, stride, transposed}; }
+};
+
+// [0, size) in parts of `part`, the last one shorter.
+struct Parts {
+  int64_t size;
+  int64_t part;
+
+  int64_t count() const { return (size + part - 1) / part; }
+  int64_t First(int64_t index) const { return index * part; }
+  int64_t Length(int64_t index) const { return std::min(part, size - First(index)); }
+};
+
+// The tiles of a symmetric matrix on and above its diagonal.
+struct SymmetricTiles {
+  Parts parts;
+
+  int64_t count() const { return parts.count() * (parts.count() + 1) / 2; }
+  // Calls body(row part, column part) for the tile of that number.
+  template <typename Body>
+  void At(int64_t number, const Body& body) const {
+    int64_t row = 0;
+    for (int64_t in_row = parts.count(); number >= in_row; --in_row, ++row) number -= in_row;
+    body(row, row + number);
+  }
+};
+
+// Calls body(task, slot) for all tasks, with each slot in one thread at a time: a slot may have
+// memory of its own.
+template <typename Body>
+void ForTasks(int64_t tasks, int64_t slots, const Body& body) {
+  std::atomic<int64_t> next = 0;
+  ParallelFor(std::min(slots, tasks), 1, [&](int64_t slot, int64_t) {
+    for (int64_t task = next++; task < tasks; task = next++) body(task, slot);
+  });
+}
+
+// Writes the transpose of a tile: to[j, i] = from[i, j].
+void Transpose(const MatrixBlock& from, int64_t rows, int64_t columns, const MatrixBlock& to);
+
+}  // namespace terrace
