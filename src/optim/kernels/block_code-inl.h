@@ -24,32 +24,20 @@ HWY_INLINE VF DecodeVector(const uint8_t* codes, VF scale) {
   const VU code = hn::PromoteTo(U32(), hn::LoadU(U8(), codes));
   VU magnitude = code;
   if constexpr (F::kSign != 0) magnitude = hn::And(code, hn::Set(U32(), F::kSign - 1));
-  const VF smallest = hn::Set(F32(), F::kSmallestNormal);
-  // In the order of codes; a subnormal one is between the smallest normal number and its double.
-  const VU bits = hn::ShiftLeft<F::kDropped>(hn::Add(magnitude, hn::Set(U32(), F::kNormalOffset)));
-  const auto subnormal = hn::Lt(hn::BitCast(F32(), bits), smallest);
-  const VU one_exponent = hn::Set(U32(), 1u << 23);
-  const VF value =
-      hn::IfThenElse(subnormal, hn::Sub(hn::BitCast(F32(), hn::Add(bits, one_exponent)), smallest),
-                     hn::BitCast(F32(), bits));
-  const VF scaled = hn::Mul(value, scale);
-  if constexpr (F::kSign == 0) return scaled;
-  return hn::CopySignToAbs(scaled, hn::BitCast(F32(), hn::ShiftLeft<24>(code)));
+  const VU bits = hn::Add(hn::ShiftLeft<F::kDropped>(magnitude), hn::Set(U32(), F::kUnitBits));
+  const VF value = hn::Mul(hn::Sub(hn::BitCast(F32(), bits), hn::Set(F32(), F::kUnit)), scale);
+  if constexpr (F::kSign == 0) return value;
+  return hn::CopySignToAbs(value, hn::BitCast(F32(), hn::ShiftLeft<24>(code)));
 }
 
 template <Code kCode>
 HWY_INLINE void EncodeVector(VF value, VF inverse, VU random16, uint8_t* codes) {
   using F = CodeFormat<kCode>;
-  const VF smallest = hn::Set(F32(), F::kSmallestNormal);
-  const VF x = hn::Mul(hn::Abs(value), inverse);
-  const auto subnormal = hn::Lt(x, smallest);
-  const VF aligned = hn::IfThenElse(subnormal, hn::Add(x, smallest), x);
-  const VU random = hn::Or(hn::ShiftLeft<F::kDropped - 16>(random16), hn::Set(U32(), 8));
-  const VU offset =
-      hn::IfThenElse(hn::RebindMask(U32(), subnormal), hn::Set(U32(), F::kSubnormalOffset),
-                     hn::Set(U32(), F::kNormalOffset));
-  VU code =
-      hn::Sub(hn::ShiftRight<F::kDropped>(hn::Add(hn::BitCast(U32(), aligned), random)), offset);
+  // The product is exact: with fused multiply-add or without, the sum is the same.
+  const VF z = hn::MulAdd(hn::Abs(value), inverse, hn::Set(F32(), F::kUnit));
+  const VU random =
+      hn::Add(hn::ShiftLeft<F::kDropped - 16>(random16), hn::Set(U32(), 8 - F::kUnitBits));
+  VU code = hn::ShiftRight<F::kDropped>(hn::Add(hn::BitCast(U32(), z), random));
   if constexpr (kCode == Code::kUnsigned) {
     code = hn::Max(code, hn::Set(U32(), 1));
   } else {

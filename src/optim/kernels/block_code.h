@@ -2,18 +2,19 @@
 // exactly this, whatever their vector width.
 //
 // Values are stored as codes, one byte each, relative to the scale of their block: kCodeBlock
-// consecutive values, fewer at the end of a row. A code is a small floating-point number c with
-// 3 bits of mantissa, of which `exponents` = 2^bits count down from 1:
-//   kSigned    a sign, 4 bits of exponent: c = 0, 2^-17 .. 1.875, for momentum
-//   kUnsigned  5 bits of exponent:         c = 0, 2^-33 .. 1.875, for second moments
-// Neighbours are at most 1/8 of the lower one apart, and an eighth of the smallest normal number
-// (2^-17 or 2^-33) among the subnormal ones below it (2^-14 or 2^-30).
+// consecutive values, fewer at the end of a row. A code stands for c * scale,
+//   c = (2^e (1 + m / 8) - 1) * unit,   m of 3 bits,
+//   kSigned    a sign, e of 4 bits, unit 2^-15: for momentum
+//   kUnsigned  e of 5 bits, unit 2^-31:         for second moments
+// close to a floating-point number far above the unit, and to a fixed-point one below it: 0 is a
+// code like any other, and coding needs no cases. Neighbours around x are at most (|x| + unit) / 8
+// apart; the smallest code is an eighth of the unit.
 //
-// The scale is the power of two that puts the largest magnitude within (0.9375, 1.875]: scaling is
-// exact, and values that come from codes are stored without any change. A block whose largest
-// magnitude is below 2^-126 is stored as zeros. A block with a NaN or an infinity, or beyond
-// 1.875 * 2^126, gets NaN as its scale, and all of it is NaN from then on: what is wrong stays
-// visible.
+// The scale is the power of two that puts the largest magnitude within (0.9375, 1.875] of it, less
+// 2^-15: scaling is exact, and a value that comes from a code is stored as it is while the scale
+// stays. A block whose largest magnitude is below 2^-126 is stored as zeros. A block with a NaN or
+// an infinity, or beyond 1.87 * 2^126, gets NaN as its scale, and all of it is NaN from then on:
+// what is wrong stays visible.
 //
 // Codes are rounded stochastically, with the 16 bits of the project's generator
 // (stochastic_rounding.h): the expectation is the value, to within 2^-16 of the distance between
@@ -43,19 +44,16 @@ struct CodeFormat {
   static constexpr int kMantissaBits = 3;
   static constexpr int kDropped = 23 - kMantissaBits;  // mantissa bits of a float32
   static constexpr uint32_t kSign = kCode == Code::kSigned ? 128 : 0;
-  // The exponent field that a float32 has at the smallest normal number.
-  static constexpr uint32_t kSmallestField = 127 + 2 - kExponents;
-  static constexpr float kSmallestNormal = std::bit_cast<float>(kSmallestField << 23);
-  // What the upper bits of a float32 exceed the code by, from the smallest normal number on, and
-  // below it, where the smallest normal number is added first to align the bits.
-  static constexpr uint32_t kNormalOffset = (kSmallestField - 1) << kMantissaBits;
-  static constexpr uint32_t kSubnormalOffset = kSmallestField << kMantissaBits;
+  // c + unit is a float32 whose upper bits are the code, but for the unit's own bits.
+  static constexpr uint32_t kUnitBits = static_cast<uint32_t>(128 - kExponents) << 23;
+  static constexpr float kUnit = std::bit_cast<float>(kUnitBits);
 };
 
 // The scale of a block from the largest magnitude's bits (those of NaN are larger than all others).
 constexpr float ScaleOf(uint32_t largest_bits) {
   constexpr uint32_t kInfinity = 0x7f800000u, kLargest = 0x7e800000u;  // 2^126
-  const uint32_t bits = (std::min(largest_bits, kInfinity) + 0xfffffu) & kInfinity;
+  constexpr uint32_t kRest = 0x1000ffu;                                // from 1.875 - 2^-15 on to 2
+  const uint32_t bits = (std::min(largest_bits, kInfinity) + kRest) & kInfinity;
   return bits > kLargest ? std::numeric_limits<float>::quiet_NaN() : std::bit_cast<float>(bits);
 }
 
@@ -69,13 +67,10 @@ constexpr uint8_t Encode(float value, float scale, uint32_t random16) {
   using F = CodeFormat<kCode>;
   if (!(scale > 0)) return 0;
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  float x = std::bit_cast<float>(bits & 0x7fffffffu) * InverseScale(scale);
-  const bool subnormal = x < F::kSmallestNormal;
-  if (subnormal) x += F::kSmallestNormal;
+  const float z = std::bit_cast<float>(bits & 0x7fffffffu) * InverseScale(scale) + F::kUnit;
   // 8: the middle of the values that 16 random bits stand for.
-  const uint32_t random = random16 << (F::kDropped - 16) | 8u;
-  const uint32_t code = ((std::bit_cast<uint32_t>(x) + random) >> F::kDropped) -
-                        (subnormal ? F::kSubnormalOffset : F::kNormalOffset);
+  const uint32_t random = (random16 << (F::kDropped - 16)) + 8;
+  const uint32_t code = (std::bit_cast<uint32_t>(z) - F::kUnitBits + random) >> F::kDropped;
   if constexpr (kCode == Code::kUnsigned) return static_cast<uint8_t>(std::max(code, 1u));
   return static_cast<uint8_t>(code | (bits >> 24 & F::kSign));
 }
@@ -84,11 +79,9 @@ template <Code kCode>
 constexpr float Decode(uint8_t code, float scale) {
   using F = CodeFormat<kCode>;
   const uint32_t magnitude = code & ~F::kSign & 0xffu;
-  const bool subnormal = magnitude < 1u << F::kMantissaBits;
-  const uint32_t offset = subnormal ? F::kSubnormalOffset : F::kNormalOffset;
-  float value = std::bit_cast<float>((magnitude + offset) << F::kDropped);
-  if (subnormal) value -= F::kSmallestNormal;
-  return (code & F::kSign ? -value : value) * scale;
+  const float z = std::bit_cast<float>((magnitude << F::kDropped) + F::kUnitBits);
+  const float value = (z - F::kUnit) * scale;
+  return code & F::kSign ? -value : value;
 }
 
 // Values as they are stored: float32, bfloat16, or codes (kU8) with the scales of their blocks.
