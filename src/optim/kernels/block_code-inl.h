@@ -18,14 +18,15 @@ namespace HWY_NAMESPACE {
 
 using U8 = hn::Rebind<uint8_t, F32>;
 
+// What codes stand for, in units of their block's scale.
 template <Code kCode>
-HWY_INLINE VF DecodeVector(const uint8_t* codes, VF scale) {
+HWY_INLINE VF DecodeVector(const uint8_t* codes) {
   using F = CodeFormat<kCode>;
   const VU code = hn::PromoteTo(U32(), hn::LoadU(U8(), codes));
   VU magnitude = code;
   if constexpr (F::kSign != 0) magnitude = hn::And(code, hn::Set(U32(), F::kSign - 1));
   const VU bits = hn::Add(hn::ShiftLeft<F::kDropped>(magnitude), hn::Set(U32(), F::kUnitBits));
-  const VF value = hn::Mul(hn::Sub(hn::BitCast(F32(), bits), hn::Set(F32(), F::kUnit)), scale);
+  const VF value = hn::Sub(hn::BitCast(F32(), bits), hn::Set(F32(), F::kUnit));
   if constexpr (F::kSign == 0) return value;
   return hn::CopySignToAbs(value, hn::BitCast(F32(), hn::ShiftLeft<24>(code)));
 }
@@ -52,14 +53,16 @@ template <Code kCode>
 HWY_INLINE void DecodeUnits(const uint8_t* codes, float scale, int64_t units, float* values) {
   const VF scales = hn::Set(F32(), scale);
   for (int64_t at = 0; at < units * kUnit; at += kLanes) {
-    Store(DecodeVector<kCode>(codes + at, scales), values + at);
+    Store(hn::Mul(DecodeVector<kCode>(codes + at), scales), values + at);
   }
 }
 
 // The bits of the largest magnitude; NaN is larger than all numbers.
 struct LargestBits {
   HWY_INLINE LargestBits() : lanes(hn::Zero(U32())) {}
-  HWY_INLINE void Add(VF value) { lanes = hn::Max(lanes, hn::BitCast(U32(), hn::Abs(value))); }
+  HWY_INLINE void Add(VF value) { AddPositive(hn::Abs(value)); }
+  // Not negative, or NaN of any sign.
+  HWY_INLINE void AddPositive(VF value) { lanes = hn::Max(lanes, hn::BitCast(U32(), value)); }
   HWY_INLINE uint32_t Largest() const {
     HWY_ALIGN uint32_t values[kLanes];
     hn::Store(lanes, U32(), values);
@@ -68,27 +71,42 @@ struct LargestBits {
   VU lanes;
 };
 
-// Values of the first `units` units of a block, of which the largest is known, to codes; returns
-// the scale. The block begins with that unit of its stripe.
+// Codes the units of a block in order, given its largest magnitude. The block begins with that unit
+// of its stripe.
 template <Code kCode>
-HWY_INLINE float EncodeUnits(const float* values, LargestBits largest, int64_t units,
-                             uint64_t stripe_key, int64_t first_unit, uint8_t* codes) {
-  const float scale = ScaleOf(largest.Largest());
-  if (!(scale > 0)) {
-    std::fill_n(codes, units * kUnit, uint8_t{0});
-    return scale;
-  }
-  const VF inverse = hn::Set(F32(), InverseScale(scale));
-  UnitBits bits(stripe_key, first_unit);
-  for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
-    for (int64_t at = unit; at < unit + kHalfUnit; at += kLanes) {
+struct UnitEncoder {
+  HWY_INLINE UnitEncoder(const LargestBits& largest, uint64_t stripe_key, int64_t first_unit)
+      : scale(ScaleOf(largest.Largest())),
+        inverse(hn::Set(F32(), InverseScale(scale))),
+        bits(stripe_key, first_unit) {}
+
+  HWY_INLINE void operator()(const float* values, uint8_t* codes) {
+    for (int64_t at = 0; at < kHalfUnit; at += kLanes) {
       const UnitBits::Pair random = bits.Draw();
       EncodeVector<kCode>(Load(values + at), inverse, random.low, codes + at);
       EncodeVector<kCode>(Load(values + at + kHalfUnit), inverse, random.high,
                           codes + at + kHalfUnit);
     }
   }
-  return scale;
+
+  // The scale. A block without one has codes of 0.
+  HWY_INLINE float Finish(int64_t units, uint8_t* codes) const {
+    if (!(scale > 0)) std::fill_n(codes, units * kUnit, uint8_t{0});
+    return scale;
+  }
+
+  float scale;
+  VF inverse;
+  UnitBits bits;
+};
+
+// The same for the first `units` units of a block; returns the scale.
+template <Code kCode>
+HWY_INLINE float EncodeUnits(const float* values, const LargestBits& largest, int64_t units,
+                             uint64_t stripe_key, int64_t first_unit, uint8_t* codes) {
+  UnitEncoder<kCode> encode(largest, stripe_key, first_unit);
+  for (int64_t at = 0; at < units * kUnit; at += kUnit) encode(values + at, codes + at);
+  return encode.Finish(units, codes);
 }
 
 // Calls block(first, units, pointers...) for each block of arrays of `count` elements, with the

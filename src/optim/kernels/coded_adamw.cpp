@@ -44,33 +44,38 @@ HWY_INLINE void UpdateBlock(Weight* weight, const Gradient* gradient, const Bloc
                             UnitStore<Weight> store, int64_t first_unit) {
   HWY_ALIGN float firsts[kCodeBlock];
   HWY_ALIGN float seconds[kCodeBlock];
-  const VF first_scale = hn::Set(F32(), momentum.scale);
-  const VF second_scale = hn::Set(F32(), second.scale);
+  // Scales are powers of two: it does not matter which factor they go into.
+  const VF first_keep = hn::Mul(c.beta1, hn::Set(F32(), momentum.scale));
+  const VF second_keep = hn::Mul(c.beta2, hn::Set(F32(), second.scale));
   LargestBits first_largest, second_largest;
+  for (int64_t at = 0; at < units * kUnit; at += kLanes) {
+    const VF g = hn::Mul(Load(gradient + at), c.scale);
+    const VF m = hn::MulAdd(first_keep, DecodeVector<Code::kSigned>(momentum.codes + at),
+                            hn::Mul(c.gain1, g));
+    const VF v = hn::MulAdd(second_keep, DecodeVector<Code::kUnsigned>(second.codes + at),
+                            hn::Mul(c.gain2, hn::Mul(g, g)));
+    first_largest.Add(m);
+    second_largest.AddPositive(v);
+    Store(m, firsts + at);
+    Store(v, seconds + at);
+  }
+  // Coding goes on while the weight waits for a root and a quotient.
+  UnitEncoder<Code::kSigned> encode_first(first_largest, momentum.stripe_key, first_unit);
+  UnitEncoder<Code::kUnsigned> encode_second(second_largest, second.stripe_key, first_unit);
   for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
     const auto updated = [&](int64_t in_unit) HWY_ATTR {
-      const int64_t at = unit + in_unit;
-      const VF g = hn::Mul(Load(gradient + at), c.scale);
-      const VF m =
-          hn::MulAdd(c.beta1, DecodeVector<Code::kSigned>(momentum.codes + at, first_scale),
-                     hn::Mul(c.gain1, g));
-      const VF v =
-          hn::MulAdd(c.beta2, DecodeVector<Code::kUnsigned>(second.codes + at, second_scale),
-                     hn::Mul(c.gain2, hn::Mul(g, g)));
-      first_largest.Add(m);
-      second_largest.Add(v);
-      Store(m, firsts + at);
-      Store(v, seconds + at);
+      const VF m = Load(firsts + unit + in_unit);
+      const VF v = Load(seconds + unit + in_unit);
       const VF denominator = hn::MulAdd(hn::Sqrt(v), c.correction, c.eps);
       return hn::NegMulAdd(hn::Div(m, denominator), c.step_size,
-                           hn::Mul(Load(weight + at), c.keep));
+                           hn::Mul(Load(weight + unit + in_unit), c.keep));
     };
     store(updated, weight + unit);
+    encode_first(firsts + unit, momentum.codes + unit);
+    encode_second(seconds + unit, second.codes + unit);
   }
-  momentum.scale = EncodeUnits<Code::kSigned>(firsts, first_largest, units, momentum.stripe_key,
-                                              first_unit, momentum.codes);
-  second.scale = EncodeUnits<Code::kUnsigned>(seconds, second_largest, units, second.stripe_key,
-                                              first_unit, second.codes);
+  momentum.scale = encode_first.Finish(units, momentum.codes);
+  second.scale = encode_second.Finish(units, second.codes);
 }
 
 void CodedAdamW(TensorView weight, TensorView gradient, const Stored& momentum,

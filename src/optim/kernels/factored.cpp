@@ -123,12 +123,13 @@ HWY_INLINE void SumCodedRow(const Gradient* gradient, const CodedRow& momentum, 
       columns,
       [&](int64_t first, int64_t units, const Gradient* g, uint8_t* codes) HWY_ATTR {
         float& scale = momentum.scales[first / kCodeBlock];
-        const VF scales = hn::Set(F32(), scale);
+        // A power of two: it does not matter which factor it goes into.
+        const VF keep = hn::Mul(step.beta, hn::Set(F32(), scale));
         LargestBits largest;
         for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
           SumUnit<false>(g + unit, nullptr, step, sum, column_sums + first + unit);
           for (int64_t at = unit; at < unit + kUnit; at += kLanes) {
-            const VF m = hn::MulAdd(step.beta, DecodeVector<Code::kSigned>(codes + at, scales),
+            const VF m = hn::MulAdd(keep, DecodeVector<Code::kSigned>(codes + at),
                                     hn::Mul(step.gain, Load(g + at)));
             largest.Add(m);
             Store(m, values + at);
@@ -207,8 +208,7 @@ double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
             const VF moment =
                 hn::MulAdd(keeps, Load(m + at), hn::MulAdd(gains, Load(s + at), offsets));
             // Padding has the offset only, and does not count.
-            const auto counted =
-                hn::FirstN(F32(), std::clamp<int64_t>(length - j - at, 0, kLanes));
+            const auto counted = hn::FirstN(F32(), std::clamp<int64_t>(length - j - at, 0, kLanes));
             sum.lanes[v] = hn::Add(sum.lanes[v], hn::IfThenElseZero(counted, moment));
             Store(moment, m + at);
           });
