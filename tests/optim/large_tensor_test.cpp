@@ -43,7 +43,10 @@ class AliasedTensor {
 
   TensorView view() const { return view_; }
   // The element that many before the last: the last few million have memory of their own.
-  BF16& FromEnd(int64_t index) const { return view_.as<BF16>()[view_.size() - 1 - index]; }
+  template <typename T = BF16>
+  T& FromEnd(int64_t index) const {
+    return view_.as<T>()[view_.size() - 1 - index];
+  }
 
  private:
   int64_t bytes_;
@@ -79,6 +82,51 @@ TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
   EXPECT_LT(ToFloat(weight.FromEnd(0)), 0);
   EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
   EXPECT_GT(ToFloat(weight.FromEnd(2)), 0);
+  EXPECT_EQ(ToFloat(weight.FromEnd(kColumns)), 0);
+  EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
+}
+
+// Known implementations of 8-bit moments stop at 2^31 elements.
+TEST(LargeTensorTest, EightBitMomentsReachTheLastElement) {
+  const Shape shape{kRows, kColumns};
+  const AliasedTensor weight(DType::kBF16, shape);
+  const AliasedTensor gradient(DType::kBF16, shape);
+  const AliasedTensor momentum(DType::kU8, shape);
+  const AliasedTensor second(DType::kU8, shape);
+  gradient.FromEnd(0) = ToBF16(1);
+  gradient.FromEnd(2) = ToBF16(-1);
+
+  Parameter parameter;
+  parameter.name = "large";
+  parameter.value = weight.view();
+  const auto rule = MakeRule("adamw8bit", {});
+  const Shape scales = rule->State(parameter)[1].shape;
+  ASSERT_EQ(scales, (Shape{(kSize + 255) / 256}));
+  std::vector<float> first_scales(scales[0]), second_scales(scales[0]);
+  const TensorView state[] = {
+      momentum.view(),
+      {reinterpret_cast<std::byte*>(first_scales.data()), DType::kF32, scales, "first"},
+      second.view(),
+      {reinterpret_cast<std::byte*>(second_scales.data()), DType::kF32, scales, "second"}};
+  rule->Apply(parameter, gradient.view(), state,
+              {.learning_rate = 0.5f,
+               .weight_decay = 0,
+               .gradient_scale = 1,
+               .tensor_step = 1,
+               .rounding_key = 1});
+  EXPECT_GT(first_scales.back(), 0);
+  EXPECT_GT(second_scales.back(), 0);
+  EXPECT_EQ(first_scales[scales[0] - 3], 0);
+  // Signed codes of +-0.1, which is 1.6 times the scale.
+  EXPECT_GT(momentum.FromEnd<uint8_t>(0), 0);
+  EXPECT_LT(momentum.FromEnd<uint8_t>(0), 128);
+  EXPECT_GT(momentum.FromEnd<uint8_t>(2), 128);
+  EXPECT_GT(second.FromEnd<uint8_t>(2), 0);
+  EXPECT_EQ(momentum.FromEnd<uint8_t>(1), 0);
+  // The first update is the gradient's sign times the rate.
+  EXPECT_NEAR(ToFloat(weight.FromEnd(0)), -0.5f, 0x1p-8f);
+  EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
+  EXPECT_NEAR(ToFloat(weight.FromEnd(2)), 0.5f, 0x1p-8f);
   EXPECT_EQ(ToFloat(weight.FromEnd(kColumns)), 0);
   EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
 }

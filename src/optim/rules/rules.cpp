@@ -12,6 +12,7 @@ namespace terrace {
   RULE("sage", MakeSage)           \
   RULE("sinkgd", MakeSinkGd)       \
   RULE("adamw", MakeAdamW)         \
+  RULE("adamw8bit", MakeAdamW8Bit) \
   RULE("adafactor", MakeAdafactor) \
   RULE("lion", MakeLion)           \
   RULE("muon", MakeMuon)           \
