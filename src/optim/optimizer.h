@@ -41,6 +41,8 @@ class Optimizer {
   // Error naming population and tensor for a policy that cannot serve them.
   Optimizer(const Policy& policy, const Parameters& parameters, Arena& arena, uint64_t seed);
 
+  // Whether the parameter's rule updates it without others.
+  bool UpdatesAlone(const Parameter& parameter) const { return served_[parameter.id].group < 0; }
   // Updates one parameter that its rule does not group with others; `learning_rate` is the
   // schedule's, before the rule's multiplier. In a dry arena only the step is counted and scratch
   // taken.

@@ -1,6 +1,8 @@
 // A gradient sink that ends in updated weights. One training step is
 //   sink.BeginStep(micro_batches, learning_rate);
-//   for each micro-batch: forward, backward(..., sink)
+//   do {
+//     for each micro-batch, or once for all of them together: forward, backward(..., sink)
+//   } while (sink.AnotherPass());
 //   StepResult result = sink.Finish();
 // whatever the sink does in between: keep all gradients until Finish, or apply each update as
 // soon as its gradient is complete.
@@ -21,15 +23,20 @@ struct StepResult {
   int64_t updated_tensors = 0;
   int64_t skipped_tensors = 0;  // no token reached them in any micro-batch
   PopulationReports reports{};  // by population: entries of the second moment on the eps floor
-  // The first tensor, in the model's order, whose gradient is not finite; then no weight and no
-  // state was changed, but for gradient buffers that outlive the step. Null when all is well.
+  // A tensor whose gradient is not finite, the first in the model's order or, of those that are
+  // updated one after the other, in time. From then on no weight and no state was changed, but for
+  // gradient buffers that outlive the step. Null when all is well.
   const Parameter* fault = nullptr;
 };
 
 class StepSink : public GradientSink {
  public:
-  // micro_batches: backward passes until Finish. Forgets an unfinished step.
+  // Whether every backward call has to be given all micro-batches of the step; else each its own.
+  virtual bool together() const { return false; }
+  // micro_batches: of the step. Forgets an unfinished step.
   virtual void BeginStep(int64_t micro_batches, float learning_rate) = 0;
+  // Whether the sink needs the same gradients once more. Asked once they are complete.
+  virtual bool AnotherPass() { return false; }
   // Throws Error ("internal: ...") when a parameter had more or fewer contributions than
   // micro_batches times its own.
   virtual StepResult Finish() = 0;

@@ -28,6 +28,8 @@ Names<E> NamesOf(std::initializer_list<E> kinds) {
   for (E kind : kinds) names.emplace_back(NameOf(kind), kind);
   return names;
 }
+const Names<SinkKind> kSinkNames = {{"accumulate", SinkKind::kAccumulate},
+                                    {"release", SinkKind::kRelease}};
 const Names<ScheduleKind> kScheduleNames = NamesOf(
     {ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kWsd});
 const Names<ClippingKind> kClippingNames =
@@ -147,6 +149,8 @@ std::vector<Field> FieldsOf(RunConfig& config) {
       {"training.seed", &training.seed, "of weights, batches, noise and rounding", 0, 9e18},
       {"training.precision", Choice(model.weight_dtype, kPrecisionNames),
        "of weights: f32 or bf16"},
+      {"training.sink", Choice(training.sink, kSinkNames),
+       "accumulate: gradients of a whole step; release: one tensor's at a time"},
       {"training.gradient_dtype", Choice(training.gradient_dtype, kPrecisionNames),
        "of accumulated gradients: f32 or bf16"},
       {"training.activation_checkpointing", &training.activation_checkpointing,

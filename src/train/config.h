@@ -23,6 +23,10 @@ struct DataConfig {
   std::string tokenizer;  // tokenizer.json, a folder with vocab.json, or "bytes"; empty: the data's
 };
 
+// What becomes of gradients: all are kept until the end of a step (optim/accumulate_sink.h), or
+// each is applied and forgotten as soon as it is complete (optim/release_sink.h).
+enum class SinkKind : uint8_t { kAccumulate, kRelease };
+
 struct TrainingConfig {
   int64_t steps = 1000;
   int64_t micro_batch = 8;  // sequences
@@ -30,6 +34,7 @@ struct TrainingConfig {
   int64_t micro_batches = 1;  // a step accumulates the gradients of this many
   int64_t seed = 1;
   DType gradient_dtype = DType::kF32;
+  SinkKind sink = SinkKind::kAccumulate;
   bool activation_checkpointing = false;
   int64_t eval_interval = 100;        // steps; 0: never
   int64_t eval_batches = 8;           // of micro_batch sequences, always the same ones

@@ -95,61 +95,79 @@ void AddRouting(const std::vector<LayerRouting>& layers, double weight, StepLoss
   }
 }
 
-// Sum of token losses of one micro-batch, its gradients left in `sink`.
-double MicroStep(Model& model, const Pass& pass, bool checkpointing, GradientSink& sink,
-                 std::vector<LayerRouting>& routing) {
+// Sum of token losses of micro-batches that go through the model together, layer by layer; their
+// gradients are left in `sink`, statistics of MoE layers in `routing`, by micro-batch.
+double RunTogether(Model& model, std::span<const Pass> passes, bool checkpointing,
+                   GradientSink& sink, std::vector<std::vector<LayerRouting>>& routing) {
   const auto blocks = model.blocks();
+  const size_t count = passes.size();
   Arena& arena = model.backend().arena();
   const Arena::Frame frame(arena);
-  const TensorView dx = NewActivation(model, pass.batch, "dx");  // [N, D]
+  std::vector<Model::EndWork> ends;
+  for (const Pass& pass : passes) {
+    ends.push_back({&pass, {}, NewActivation(model, pass.batch, "dx")});  // [N, D]
+  }
   FrameStack frames(arena);
 
-  std::vector<TensorView> inputs;  // [N, D] of every block
-  std::vector<std::unique_ptr<Block::Saved>> saved(blocks.size());
-  TensorView x = model.Embed(pass);
+  std::vector<std::vector<TensorView>> inputs(blocks.size());  // [N, D] of every block
+  std::vector<std::vector<std::unique_ptr<Block::Saved>>> saved(blocks.size());
+  routing.resize(count);
+  for (Model::EndWork& end : ends) end.x = model.Embed(*end.pass);
   for (size_t i = 0; i < blocks.size(); ++i) {
     frames.Push();
-    inputs.push_back(x);
-    LayerRouting layer;
-    x = checkpointing ? ForwardOnly(model, *blocks[i], pass, x, &layer)
-                      : blocks[i]->Forward(pass, x, saved[i], &layer);
-    if (blocks[i]->feed_forward() == FeedForwardKind::kMoe) routing.push_back(std::move(layer));
+    saved[i].resize(count);
+    for (size_t m = 0; m < count; ++m) {
+      TensorView& x = ends[m].x;
+      inputs[i].push_back(x);
+      LayerRouting layer;
+      x = checkpointing ? ForwardOnly(model, *blocks[i], passes[m], x, &layer)
+                        : blocks[i]->Forward(passes[m], x, saved[i][m], &layer);
+      if (blocks[i]->feed_forward() == FeedForwardKind::kMoe)
+        routing[m].push_back(std::move(layer));
+    }
   }
 
-  const double loss = model.HeadAndLoss(pass, x, dx, &sink);
+  const double loss = model.HeadAndLoss(ends, &sink);
 
   for (size_t i = blocks.size(); i-- > 0;) {
-    if (checkpointing) {
+    {
       const Arena::Frame recomputed(arena);
-      blocks[i]->Forward(pass, inputs[i], saved[i], nullptr);
-      blocks[i]->Backward(pass, *saved[i], dx, sink);
-      saved[i].reset();
-    } else {
-      blocks[i]->Backward(pass, *saved[i], dx, sink);
+      std::vector<Block::Work> work;
+      for (size_t m = 0; m < count; ++m) {
+        if (checkpointing) blocks[i]->Forward(passes[m], inputs[i][m], saved[i][m], nullptr);
+        work.push_back({&passes[m], saved[i][m].get(), ends[m].dx});
+      }
+      blocks[i]->Backward(work, sink);
+      saved[i].clear();
     }
     frames.Pop();
   }
-  model.EmbedBackward(pass, dx, sink);
+  model.EmbedBackward(ends, sink);
   return loss;
 }
 
 }  // namespace
 
 StepLosses ForwardBackward(Model& model, std::span<const MicroBatch> micro_batches,
-                           uint64_t noise_key, bool checkpointing, GradientSink& sink) {
+                           const PassSettings& settings, GradientSink& sink) {
   StepLosses result;
   result.tokens = CountedTokens(micro_batches);
   const double share = 1.0 / static_cast<double>(micro_batches.size());
   const double per_token = result.tokens == 0 ? 0 : 1.0 / static_cast<double>(result.tokens);
+  std::vector<Pass> passes;
   for (size_t m = 0; m < micro_batches.size(); ++m) {
-    const Pass pass{.batch = micro_batches[m],
-                    .training = true,
-                    .noise_key = MixKeys(noise_key, m),
-                    .loss_scale = static_cast<float>(per_token),
-                    .balance_scale = static_cast<float>(share)};
-    std::vector<LayerRouting> routing;
-    result.loss += per_token * MicroStep(model, pass, checkpointing, sink, routing);
-    AddRouting(routing, share, result);
+    passes.push_back({.batch = micro_batches[m],
+                      .training = true,
+                      .noise_key = MixKeys(settings.noise_key, m),
+                      .loss_scale = static_cast<float>(per_token),
+                      .balance_scale = static_cast<float>(share)});
+  }
+  const size_t group = settings.together ? passes.size() : 1;
+  for (size_t first = 0; first < passes.size(); first += group) {
+    std::vector<std::vector<LayerRouting>> routing;
+    result.loss += per_token * RunTogether(model, std::span(passes).subspan(first, group),
+                                           settings.checkpointing, sink, routing);
+    for (const std::vector<LayerRouting>& layers : routing) AddRouting(layers, share, result);
   }
   for (LayerRouting& layer : result.routing) {
     if (layer.statistics.tokens > 0) {
@@ -164,10 +182,13 @@ StepLosses ForwardBackward(Model& model, std::span<const MicroBatch> micro_batch
 StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
                      const StepSettings& settings, StepSink& sink) {
   sink.BeginStep(std::ssize(micro_batches), settings.learning_rate);
+  const PassSettings passes{settings.noise_key, settings.checkpointing, sink.together()};
   StepReport report;
-  report.losses =
-      ForwardBackward(model, micro_batches, settings.noise_key, settings.checkpointing, sink);
-  const bool finite_loss = std::isfinite(report.losses.loss);
+  bool finite_loss = true;
+  do {
+    report.losses = ForwardBackward(model, micro_batches, passes, sink);
+    finite_loss = std::isfinite(report.losses.loss);
+  } while (finite_loss && sink.AnotherPass());
   if (finite_loss) report.update = sink.Finish();
   if (!finite_loss || report.update.fault != nullptr) {
     const std::string first = FirstNonFinite(model, micro_batches, settings.noise_key);

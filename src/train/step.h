@@ -20,12 +20,19 @@ struct StepLosses {
   std::vector<LayerRouting> routing;  // one a MoE layer; counts summed over micro-batches
 };
 
-// Runs `micro_batches` one after the other forward and back, and leaves in `sink` the gradient of
+struct PassSettings {
+  uint64_t noise_key = 0;  // one per (seed, step)
+  bool checkpointing =
+      false;  // a block keeps its input only and is run again for its backward pass
+  // All micro-batches take a layer before any takes the next, and share backward calls; else one
+  // goes forward and back before the next.
+  bool together = false;
+};
+// Runs `micro_batches` forward and back, and leaves in `sink` the gradient of
 //   mean over counted tokens of the cross-entropy + mean over micro-batches of balance losses.
-// With `checkpointing` a block keeps its input only and is run again for its backward pass.
-// `noise_key` is one per (seed, step). In a dry run all numbers are 0.
+// In a dry run all numbers are 0.
 StepLosses ForwardBackward(Model& model, std::span<const MicroBatch> micro_batches,
-                           uint64_t noise_key, bool checkpointing, GradientSink& sink);
+                           const PassSettings& settings, GradientSink& sink);
 
 struct StepSettings {
   float learning_rate = 0;
@@ -42,7 +49,9 @@ class NotFiniteError : public Error {
   using Error::Error;
 };
 
-// The whole step. After a NotFiniteError no weight and no state has changed.
+// The whole step. After a NotFiniteError no weight and no state has changed, with a sink that
+// applies updates at once: none since the tensor that it names, and none for a loss that is not
+// finite.
 StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
                      const StepSettings& settings, StepSink& sink);
 

@@ -11,6 +11,7 @@
 #include "data/batches.h"
 #include "data/tokenizer_files.h"
 #include "optim/accumulate_sink.h"
+#include "optim/release_sink.h"
 #include "train/checkpoint.h"
 #include "train/measure.h"
 #include "train/run_folder.h"
@@ -29,6 +30,16 @@ EvaluationShape EvaluationShapeOf(const RunConfig& config) {
           config.training.eval_batches};
 }
 
+std::unique_ptr<StepSink> MakeSink(const RunConfig& config, const Model& model,
+                                   Optimizer& optimizer, Arena& arena) {
+  const DType dtype = config.training.gradient_dtype;
+  const Clipping& clipping = config.optimizer.clipping;
+  if (config.training.sink == SinkKind::kRelease) {
+    return std::make_unique<ReleaseSink>(model.parameters(), optimizer, arena, dtype, clipping);
+  }
+  return std::make_unique<AccumulateSink>(model.parameters(), optimizer, arena, dtype, clipping);
+}
+
 // What a run holds in its arena.
 struct Machine {
   Machine(const RunConfig& config, Arena owned)
@@ -37,8 +48,7 @@ struct Machine {
         model(config.model, backend),
         optimizer(PolicyOf(config), model.parameters(), arena,
                   static_cast<uint64_t>(config.training.seed)),
-        sink(model.parameters(), optimizer, arena, config.training.gradient_dtype,
-             config.optimizer.clipping) {}
+        sink(MakeSink(config, model, optimizer, arena)) {}
 
   // One step, from reading its batches (unless dry) to the updated weights.
   StepReport Step(const RunConfig& config, int64_t step, const TrainBatches* batches) {
@@ -55,14 +65,14 @@ struct Machine {
         .learning_rate = static_cast<float>(ScheduleOf(config).LearningRate(step)),
         .noise_key = MixKeys(static_cast<uint64_t>(training.seed), kRouterNoisePurpose, step),
         .checkpointing = training.activation_checkpointing};
-    return TrainStep(model, micro_batches, settings, sink);
+    return TrainStep(model, micro_batches, settings, *sink);
   }
 
   Arena arena;
   CpuBackend backend;
   Model model;
   Optimizer optimizer;
-  AccumulateSink sink;
+  std::unique_ptr<StepSink> sink;
 };
 
 // The data of a run.

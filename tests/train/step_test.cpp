@@ -77,9 +77,9 @@ TEST(StepTest, FourMicroBatchesAreOneBatch) {
     quarters[0].targets.as<int32_t>()[i] = kIgnoredTarget;
   }
   whole.sink.BeginStep(1, 0);
-  const StepLosses a = ForwardBackward(whole.model, batch, 1, false, whole.sink);
+  const StepLosses a = ForwardBackward(whole.model, batch, {1}, whole.sink);
   parts.sink.BeginStep(4, 0);
-  const StepLosses b = ForwardBackward(parts.model, quarters, 1, false, parts.sink);
+  const StepLosses b = ForwardBackward(parts.model, quarters, {1}, parts.sink);
   EXPECT_EQ(a.tokens, 8 * kLength - 13);
   EXPECT_EQ(b.tokens, a.tokens);
   EXPECT_NEAR(a.loss, b.loss, 1e-6);
@@ -100,12 +100,12 @@ TEST(StepTest, BalanceLossesAreAveragedOverMicroBatches) {
   double aux_loss = 0, z_loss = 0;
   for (const MicroBatch& batch : batches) {
     fixture.sink.BeginStep(1, 0);
-    const StepLosses one = ForwardBackward(fixture.model, {&batch, 1}, 1, false, fixture.sink);
+    const StepLosses one = ForwardBackward(fixture.model, {&batch, 1}, {1}, fixture.sink);
     aux_loss += one.aux_loss / 4;
     z_loss += one.z_loss / 4;
   }
   fixture.sink.BeginStep(4, 0);
-  const StepLosses all = ForwardBackward(fixture.model, batches, 1, false, fixture.sink);
+  const StepLosses all = ForwardBackward(fixture.model, batches, {1}, fixture.sink);
   EXPECT_GT(all.aux_loss, 0.04);  // coefficient 0.05, at least 1 when balanced
   EXPECT_DOUBLE_EQ(all.aux_loss, aux_loss);
   EXPECT_DOUBLE_EQ(all.z_loss, z_loss);
@@ -118,9 +118,9 @@ TEST(StepTest, CheckpointingGivesTheSameGradientsAndCounts) {
   Fixture plain(config), again(config);
   const auto batches_a = plain.Batches(2, 2), batches_b = again.Batches(2, 2);
   plain.sink.BeginStep(2, 0);
-  const StepLosses a = ForwardBackward(plain.model, batches_a, 9, false, plain.sink);
+  const StepLosses a = ForwardBackward(plain.model, batches_a, {9}, plain.sink);
   again.sink.BeginStep(2, 0);
-  const StepLosses b = ForwardBackward(again.model, batches_b, 9, true, again.sink);
+  const StepLosses b = ForwardBackward(again.model, batches_b, {9, true}, again.sink);
   EXPECT_EQ(a.loss, b.loss);
   EXPECT_EQ(a.routing[1].counts, b.routing[1].counts);
   for (size_t p = 0; p < plain.model.parameters().size(); ++p) {
@@ -147,7 +147,7 @@ TEST(StepTest, ForwardLossIsTheLossOfTraining) {
   Fixture fixture(Config());
   const auto batches = fixture.Batches(1, 4);
   fixture.sink.BeginStep(1, 0);
-  const StepLosses losses = ForwardBackward(fixture.model, batches, 1, false, fixture.sink);
+  const StepLosses losses = ForwardBackward(fixture.model, batches, {1}, fixture.sink);
   EXPECT_DOUBLE_EQ(ForwardLoss(fixture.model, batches[0]) / static_cast<double>(losses.tokens),
                    losses.loss);
 }

@@ -1,0 +1,145 @@
+#include "optim/release_sink.h"
+
+#include <cmath>
+
+namespace terrace {
+
+ReleaseSink::ReleaseSink(const Parameters& parameters, Optimizer& optimizer, Arena& arena,
+                         DType gradient_dtype, const Clipping& clipping)
+    : parameters_(parameters),
+      optimizer_(optimizer),
+      arena_(arena),
+      gradient_dtype_(gradient_dtype),
+      clipping_(clipping),
+      units_(parameters.size()) {
+  clipping.Check();
+  for (const Parameter& parameter : parameters) {
+    if (!optimizer.UpdatesAlone(parameter)) {
+      Fail(
+          "training.sink = \"release\" updates tensor by tensor; the policy updates {} together "
+          "with others",
+          parameter.name);
+    }
+    Unit& unit = units_[parameter.id];
+    unit.kept = optimizer.KeptGradient(parameter);
+    unit.outlives_step = !unit.kept.empty();
+    if (parameter.contributions > 1 && !unit.outlives_step) {
+      unit.kept = arena.Allocate(Memory::kGradients, GradientTypeOf(parameter),
+                                 parameter.value.shape, parameter.name.c_str());
+    }
+  }
+}
+
+DType ReleaseSink::GradientTypeOf(const Parameter& parameter) const {
+  return parameter.value.dtype == DType::kBF16 ? gradient_dtype_ : DType::kF32;
+}
+
+void ReleaseSink::BeginStep(int64_t, float learning_rate) {
+  learning_rate_ = learning_rate;
+  in_step_ = true;
+  measuring_ = clipping_.kind == ClippingKind::kGlobalNorm;
+  result_ = {};
+  open_.clear();
+  for (Unit& unit : units_) {
+    unit = {.kept = unit.kept, .outlives_step = unit.outlives_step};
+  }
+}
+
+GradientSlot ReleaseSink::Begin(const Parameter& parameter) {
+  TERRACE_CHECK(in_step_, "{}: gradient outside a step", parameter.name);
+  const Unit& unit = units_[parameter.id];
+  Open& open = open_.emplace_back(Open{&parameter, std::nullopt});
+  if (unit.kept.empty() || HasBuffer(unit)) {
+    open.frame.emplace(arena_);
+    return {arena_.Allocate(Memory::kGradients, GradientTypeOf(parameter), parameter.value.shape,
+                            parameter.name.c_str()),
+            false};
+  }
+  if (unit.outlives_step && unit.received == 0) optimizer_.DecayKeptGradient(parameter);
+  return {unit.kept, unit.received > 0 || unit.outlives_step};
+}
+
+void ReleaseSink::End(const Parameter& parameter, const GradientSlot& slot) {
+  TERRACE_CHECK(!open_.empty() && open_.back().parameter == &parameter, "{}: End without its Begin",
+                parameter.name);
+  ++units_[parameter.id].received;
+  Count(parameter, slot.view);
+  open_.pop_back();
+}
+
+void ReleaseSink::Skip(const Parameter& parameter) {
+  TERRACE_CHECK(in_step_, "{}: skipped outside a step", parameter.name);
+  Count(parameter, units_[parameter.id].kept);
+}
+
+bool ReleaseSink::HasBuffer(const Unit& unit) const {
+  return unit.outlives_step && clipping_.kind == ClippingKind::kGlobalNorm && !measuring_;
+}
+
+void ReleaseSink::Count(const Parameter& parameter, TensorView gradient) {
+  Unit& unit = units_[parameter.id];
+  ++unit.contributions;
+  TERRACE_CHECK(unit.contributions <= parameter.contributions,
+                "{}: {} gradient contributions, {} were announced", parameter.name,
+                unit.contributions, parameter.contributions);
+  if (unit.contributions == parameter.contributions && unit.received > 0) {
+    Complete(parameter, unit.outlives_step ? unit.kept : gradient);
+  }
+}
+
+void ReleaseSink::Complete(const Parameter& parameter, TensorView gradient) {
+  Unit& unit = units_[parameter.id];
+  const bool second_pass = clipping_.kind == ClippingKind::kGlobalNorm && !measuring_;
+  if (!second_pass && !arena_.dry()) {
+    const double scale = unit.outlives_step ? optimizer_.KeptGradientScale(parameter) : 1;
+    unit.squared_norm = scale * scale * SquaredNorm(gradient);
+    if (!std::isfinite(unit.squared_norm) && result_.fault == nullptr) result_.fault = &parameter;
+  }
+  if (measuring_ || result_.fault != nullptr) return;
+  float scale = result_.gradient_scale;
+  if (clipping_.kind == ClippingKind::kPerTensor) {
+    scale = ClippingScale(std::sqrt(unit.squared_norm), clipping_.max_norm);
+  }
+  const UpdateReport report = optimizer_.Apply({&parameter, gradient, scale}, learning_rate_);
+  UpdateReport& sum = result_.reports[static_cast<int>(parameter.population)];
+  sum.floored += report.floored;
+  sum.entries += report.entries;
+  ++result_.updated_tensors;
+}
+
+void ReleaseSink::CheckPass() const {
+  TERRACE_CHECK(in_step_, "the end of a pass outside a step");
+  TERRACE_CHECK(open_.empty(), "{}: Begin without End", open_.back().parameter->name);
+  for (const Parameter& parameter : parameters_) {
+    const int64_t contributions = units_[parameter.id].contributions;
+    TERRACE_CHECK(contributions == parameter.contributions,
+                  "{}: {} gradient contributions in a pass, not {}", parameter.name, contributions,
+                  parameter.contributions);
+  }
+}
+
+bool ReleaseSink::AnotherPass() {
+  if (!measuring_) return false;
+  CheckPass();
+  if (result_.fault != nullptr) return false;
+  measuring_ = false;
+  result_.gradient_scale = ClippingScale(Norm(), clipping_.max_norm);
+  for (Unit& unit : units_) unit.contributions = unit.received = 0;
+  return true;
+}
+
+StepResult ReleaseSink::Finish() {
+  CheckPass();
+  in_step_ = false;
+  result_.gradient_norm = Norm();
+  result_.skipped_tensors = static_cast<int64_t>(parameters_.size()) - result_.updated_tensors;
+  return result_;
+}
+
+double ReleaseSink::Norm() const {
+  double squares = 0;
+  for (const Unit& unit : units_) squares += unit.squared_norm;
+  return std::sqrt(squares);
+}
+
+}  // namespace terrace
