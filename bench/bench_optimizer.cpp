@@ -8,6 +8,8 @@
 // Where a rule reads a tensor in several passes, and all that the threads work on at a time
 // stays within the last-level cache, the tensor counts once; else each pass counts. The minimum,
 // with everything read once, is printed beside it.
+//
+// Rules that are matrix products for the most part have bench_matrix_rules.
 #include <fstream>
 
 #include "bench_support.h"
@@ -21,27 +23,53 @@ namespace {
 struct Subject {
   std::string name;
   std::string policy;
+  Settings settings;  // laid over the policy for experts, which all tensors are
   Shape shape;
   int64_t count;  // tensors
   DType weight_dtype;
   DType gradient_dtype;
+  // How often the rule reads the gradient, and the momentum beyond its update.
   int gradient_passes;
+  int momentum_rereads;
   std::optional<double> bar;
 };
 
-constexpr double kBar = 0.85;
+constexpr double kOnePass = 0.85;
+constexpr double kTwoPasses = 0.6;  // where statistics of rows and columns force them
 constexpr int kRepetitions = 9;
 
+// In memory below 2 GiB each.
 std::vector<Subject> Subjects() {
   const Shape small{1024, 512}, large{4096, 4096};
   const auto f32 = DType::kF32, bf16 = DType::kBF16;
-  return {{"skewadam_experts_1024x512", "skewadam", small, 192, bf16, f32, 2, kBar},
-          {"skewadam_experts_1024x512_bf16_gradients", "skewadam", small, 192, bf16, bf16, 2, kBar},
-          {"skewadam_experts_1024x512_f32", "skewadam", small, 192, f32, f32, 2, kBar},
-          {"skewadam_experts_4096x4096", "skewadam", large, 6, bf16, f32, 2, kBar},
-          {"skewadam_experts_4096x4096_bf16_gradients", "skewadam", large, 6, bf16, bf16, 2, kBar},
-          {"adamw_1024x512", "adamw", small, 96, bf16, f32, 1, kBar},
-          {"adamw_4096x4096", "adamw", large, 3, bf16, f32, 1, kBar}};
+  const auto momentum = [](std::string_view dtype) {
+    return Settings{{"momentum", std::string(dtype)}};
+  };
+  const auto rule = [](std::string_view name) { return Settings{{"rule", std::string(name)}}; };
+  const std::string experts = "skewadam_experts_";
+  return {
+      {experts + "1024x512", "skewadam", {}, small, 192, bf16, f32, 2, 0, kOnePass},
+      {experts + "1024x512_bf16_gradients", "skewadam", {}, small, 192, bf16, bf16, 2, 0, kOnePass},
+      {experts + "1024x512_f32", "skewadam", {}, small, 192, f32, f32, 2, 0, kOnePass},
+      {experts + "4096x4096", "skewadam", {}, large, 6, bf16, f32, 2, 0, kOnePass},
+      {experts + "4096x4096_bf16_gradients", "skewadam", {}, large, 6, bf16, bf16, 2, 0, kOnePass},
+      {"adamw_1024x512", "adamw", {}, small, 96, bf16, f32, 1, 0, kOnePass},
+      {"adamw_4096x4096", "adamw", {}, large, 3, bf16, f32, 1, 0, kOnePass},
+      {"adamw8bit_4096x4096", "adamw8bit", {}, large, 4, bf16, f32, 1, 0, kOnePass},
+      {"lion_4096x4096", "adamw", rule("lion"), large, 4, bf16, f32, 1, 0, kOnePass},
+      {"sgd_4096x4096", "sgd", {}, large, 4, bf16, f32, 1, 0, kOnePass},
+      {"sgd_no_momentum_4096x4096", "sgd", momentum("none"), large, 6, bf16, f32, 1, 0, kOnePass},
+      {"adafactor_4096x4096", "adafactor", {}, large, 6, bf16, f32, 2, 0, kTwoPasses},
+      {"skewadam_f32_momentum_4096x4096", "skewadam", momentum("f32"), large, 4, bf16, f32, 1, 1,
+       kTwoPasses},
+      {"skewadam_bf16_momentum_4096x4096", "skewadam", momentum("bf16"), large, 4, bf16, f32, 1, 1,
+       kTwoPasses},
+      {"skewadam_int8_momentum_4096x4096", "skewadam", momentum("int8"), large, 4, bf16, f32, 1, 1,
+       kTwoPasses},
+      {"sage_4096x4096", "adamw", rule("sage"), large, 4, bf16, f32, 2, 0, kTwoPasses},
+      // Five iterations, and the update.
+      {"sinkgd_4096x4096", "adamw", rule("sinkgd"), large, 6, bf16, f32, 6, 0, kTwoPasses},
+  };
 }
 
 void FillNormal(TensorView view, uint64_t key) {
@@ -82,16 +110,22 @@ bool Run(const Subject& subject, PlainLoop& loop) {
     FillNormal(gradient, 2 * i + 1);
     updates.push_back({&parameter, gradient, 1});
   }
-  const Policy policy = PolicyNamed(subject.policy);
+  Policy policy = PolicyNamed(subject.policy);
+  Override(policy, Population::kExpert, subject.settings);
   Optimizer optimizer(policy, parameters, arena, 1);
 
   const int64_t gradient_bytes = elements * BytesOf(subject.gradient_dtype);
   const int64_t once_bytes =
       subject.count * (gradient_bytes + 2 * elements * BytesOf(subject.weight_dtype)) +
       2 * StateBytesOf(policy, parameters).total;
+  int64_t momentum_bytes = 0;
+  for (const TensorView& view : optimizer.state()) {
+    if (std::string_view(view.name).ends_with(".momentum")) momentum_bytes += view.bytes();
+  }
   const bool cached = gradient_bytes * MaxThreads() <= LastLevelCacheBytes() / 2;
   const int64_t bytes =
-      once_bytes + (cached ? 0 : subject.count * (subject.gradient_passes - 1) * gradient_bytes);
+      once_bytes + subject.momentum_rereads * momentum_bytes +
+      (cached ? 0 : subject.count * (subject.gradient_passes - 1) * gradient_bytes);
 
   std::vector<double> ratios, speeds, loops;
   optimizer.Apply(updates, 1e-4f);

@@ -84,7 +84,7 @@ std::vector<ExpertLoads> SumOfLoads(const Results& runs) {
   for (size_t r = 1; r < runs.size(); ++r) {
     for (size_t layer = 0; layer < loads.size(); ++layer) {
       std::vector<int64_t>& counts = loads[layer].counts;
-      for (size_t e = 0; e < counts.size(); ++e) counts[e] += runs[r]->loads[layer].counts[e];
+      for (size_t e = 0; e < counts.size(); ++e) counts[e] += runs[r]->loads.at(layer).counts.at(e);
     }
   }
   return loads;
@@ -116,6 +116,7 @@ PolicyRow RowOf(const Study& study, const StudyPolicy& policy, const RunResults&
       Over(runs, [](const RunResult& run) { return MeanAtEnd(run, &CurvePoint::aux_loss); });
   row.imbalance =
       Over(runs, [](const RunResult& run) { return MeanAtEnd(run, &CurvePoint::imbalance); });
+  row.toml = runs.front()->facts.policy_toml;
   row.memory = runs.front()->facts.memory;
   row.validation = MeanValidation(runs);
   row.curve = MeanCurve(runs);

@@ -36,6 +36,7 @@ struct PolicyRow {
   int64_t seeds = 0;                    // finished without diverging
   int64_t diverged = 0;                 // runs at this learning rate; without one, of the sweep
   // From here on only with seeds > 0.
+  std::string toml;       // the policy, resolved
   MeanSpread loss;        // final validation, in nats
   MeanSpread perplexity;  // mean of the seeds' own
   MeanSpread tokens_per_second;

@@ -57,6 +57,7 @@ Json PolicyJson(const PolicyRow& row) {
                {"seeds", row.seeds},
                {"diverged", row.diverged}};
   if (row.seeds == 0) return json;
+  json["toml"] = row.toml;
   json["loss"] = JsonOf(row.loss);
   json["perplexity"] = JsonOf(row.perplexity);
   json["tokens_per_second"] = JsonOf(row.tokens_per_second);

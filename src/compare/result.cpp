@@ -245,7 +245,8 @@ std::string ToJson(const RunResult& result) {
   for (const ExpertLoads& layer : result.loads) {
     json["loads"].push_back({{"layer", layer.layer}, {"counts", layer.counts}});
   }
-  return json.dump(1) + "\n";
+  // Names of files need not be UTF-8.
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 RunResult ParseRunResult(std::string_view text, std::string_view path) {

@@ -132,13 +132,15 @@ class Runner {
           ConfigOf(study_, {policy.name, tuned.rates.front(), study_.first_seed()});
       RunMemory memory;
       try {
-        const Policy resolved = PolicyOf(config);
+        Policy resolved = PolicyOf(config);
+        resolved.name = policy.name;
         memory.state = StateBytesOf(resolved, parameters);
         const Ledger plan = PlanTraining(config);
         memory.peak_bytes = plan.total_peak_bytes;
         memory.at_peak_bytes = plan.at_peak_bytes;
         policy_texts_[policy.name] = ToToml(resolved);
       } catch (const Error& error) {
+        if (std::string_view(error.what()).starts_with("policy ")) throw;
         Fail("policy {}: {}", policy.name, error.what());
       }
       memory_[policy.name] = memory;

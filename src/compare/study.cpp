@@ -38,22 +38,21 @@ double RateOf(const std::string& text, const Policy& policy) {
 StudyPolicy ReadPolicy(const std::string& name) {
   if (!IsPolicyFile(name)) {
     PolicyTablesNamed(name);
-    return {.name = name, .tables = {}, .base = {}};
+    return {.name = name};
   }
   StudyPolicy policy{.name = std::filesystem::path(name).stem().string(),
-                     .tables = ReadPolicyFile(name),
-                     .base = {}};
+                     .file = true,
+                     .tables = ReadPolicyFile(name)};
   if (policy.name.empty() || policy.name.starts_with('.')) Fail("{}: has no name", name);
   return policy;
 }
 
 Policy Resolved(const StudyPolicy& policy) {
-  return policy.tables == PolicyTables{} ? PolicyNamed(policy.name)
-                                         : ResolvePolicy(policy.name, policy.tables);
+  return policy.file ? ResolvePolicy(policy.name, policy.tables) : PolicyNamed(policy.name);
 }
 
 std::string BaseOf(const StudyPolicy& policy) {
-  return policy.tables == PolicyTables{} ? PolicyTablesNamed(policy.name).base : policy.tables.base;
+  return policy.file ? policy.tables.base : PolicyTablesNamed(policy.name).base;
 }
 
 const RunResult* Find(const RunResults& results, const RunSpec& run) {
@@ -115,7 +114,7 @@ RunConfig ConfigOf(const Study& study, const RunSpec& run) {
   const StudyPolicy& policy = study.Named(run.policy);
   RunConfig config = study.base;
   config.policy = policy.tables;
-  config.optimizer.policy = policy.tables == PolicyTables{} ? policy.name : std::string(kOwnPolicy);
+  config.optimizer.policy = policy.file ? std::string(kOwnPolicy) : policy.name;
   config.optimizer.learning_rate = static_cast<float>(run.learning_rate);
   config.training.seed = run.seed;
   try {
@@ -127,7 +126,7 @@ RunConfig ConfigOf(const Study& study, const RunSpec& run) {
 }
 
 ChosenRate ChooseRate(const Study& study, const StudyPolicy& policy, const RunResults& results) {
-  ChosenRate chosen{.rate = {}, .complete = true};
+  ChosenRate chosen{.complete = true};
   double lowest = 0;
   for (const double rate : policy.rates) {
     const RunResult* result = Find(results, {policy.name, rate, study.first_seed()});

@@ -17,18 +17,19 @@ namespace terrace {
 
 // As asked for on the command line.
 struct StudyRequest {
-  std::vector<std::string> policies;   // ready-made ones or .toml files
-  std::vector<std::string> ablations;  // likewise; the base of each is among `policies`
+  std::vector<std::string> policies = {};   // ready-made ones or .toml files
+  std::vector<std::string> ablations = {};  // likewise; the base of each is among `policies`
   // "3e-3", or "0.3x" for a multiple of the policy's own; empty: each policy's own.
-  std::vector<std::string> learning_rates;
+  std::vector<std::string> learning_rates = {};
   int64_t seeds = 1;
 };
 
 struct StudyPolicy {
   std::string name;                // a file's without .toml
-  PolicyTables tables;             // of a file; empty for a ready-made policy
+  bool file = false;               // else a ready-made one, known by its name
+  PolicyTables tables = {};        // of a file
   std::vector<double> rates = {};  // ascending; none for an ablation
-  std::string base;                // of an ablation: whose best rate it takes; else empty
+  std::string base = {};           // of an ablation: whose best rate it takes; else empty
 
   bool ablation() const { return !base.empty(); }
 };
@@ -67,7 +68,7 @@ using RunResults = std::map<std::string, RunResult, std::less<>>;
 struct ChosenRate {
   // Of the lowest final validation loss on the first seed, ties to the lower rate; empty while
   // none is finished, and when all have diverged.
-  std::optional<double> rate;
+  std::optional<double> rate = {};
   bool complete = false;  // all rates have been run: the choice is final
   bool at_edge = false;   // the lowest or the highest of several: a better one may lie beyond
 };

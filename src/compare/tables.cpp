@@ -16,9 +16,17 @@ struct Table {
   size_t text_columns = 1;  // aligned to the left; the others hold numbers
 };
 
+// The perplexity of a bad run has hundreds of digits, or is infinite.
+std::string Fixed(double value, int decimals) {
+  return std::abs(value) < 1e7 ? fmt::format("{:.{}f}", value, decimals)
+                               : fmt::format("{:.2e}", value);
+}
+
 std::string Cell(const MeanSpread& value, int decimals) {
-  std::string text = fmt::format("{:.{}f}", value.mean, decimals);
-  if (value.deviation) text += fmt::format(" ± {:.{}f}", *value.deviation, decimals);
+  std::string text = Fixed(value.mean, decimals);
+  if (value.deviation && std::isfinite(*value.deviation)) {
+    text += " ± " + Fixed(*value.deviation, decimals);
+  }
   return text;
 }
 
@@ -74,9 +82,8 @@ Table SweepTable(const Comparison& comparison) {
               .rows = {}};
   for (const SweepRow& row : comparison.sweep) {
     table.rows.push_back({row.policy, fmt::format("{}", row.learning_rate),
-                          row.loss ? fmt::format("{:.4f}", *row.loss) : "",
-                          row.loss ? fmt::format("{:.2f}", std::exp(*row.loss)) : "",
-                          VerdictOf(row)});
+                          row.loss ? Fixed(*row.loss, 4) : "",
+                          row.loss ? Fixed(std::exp(*row.loss), 2) : "", VerdictOf(row)});
   }
   return table;
 }

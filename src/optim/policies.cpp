@@ -37,6 +37,24 @@ base = "skewadam"
 momentum = "f32"
 second_moment = "factored"
 )"},
+      {"skewadam-bf16-momentum", "SkewAdam with the backbone's momentum in bfloat16", R"(
+base = "skewadam"
+[default]
+momentum = "bf16"
+[expert]
+momentum = "none"
+[router]
+momentum = "none"
+)"},
+      {"skewadam-int8-momentum", "SkewAdam with the backbone's momentum in 8 bits by block", R"(
+base = "skewadam"
+[default]
+momentum = "int8"
+[expert]
+momentum = "none"
+[router]
+momentum = "none"
+)"},
       {"adamw", "AdamW, two moments of float32 everywhere (arXiv 1711.05101)", R"(
 learning_rate = 3e-4
 [default]
@@ -45,6 +63,19 @@ beta2 = 0.95
 weight_decay = 0.1
 [norm]
 weight_decay = 0
+)"},
+      {"adamw8bit", "AdamW with both moments in 8 bits by block (after arXiv 2110.02861)", R"(
+base = "adamw"
+[default]
+rule = "adamw8bit"
+beta2 = 0.95
+# Small, so that 8 bits would save nothing; and where a router sends its tokens turns on little.
+[norm]
+rule = "adamw"
+beta2 = 0.95
+[router]
+rule = "adamw"
+beta2 = 0.95
 )"},
       {"lion", "Lion, the sign of one momentum of float32 everywhere (arXiv 2302.06675)", R"(
 learning_rate = 1e-4
@@ -132,6 +163,19 @@ rule = "muon"
 rule = "muon"
 [expert]
 rule = "muon"
+)"},
+      {"galore", "GaLore on hidden matrices, else AdamW, as published (arXiv 2403.03507)", R"(
+learning_rate = 1e-2
+[default]
+rule = "adamw"
+[attention]
+rule = "galore"
+[dense_ffn]
+rule = "galore"
+[shared_expert]
+rule = "galore"
+[expert]
+rule = "galore"
 )"},
       {"adafactor", "Adafactor without momentum: factored second moment (arXiv 1804.04235)", R"(
 learning_rate = 1e-3

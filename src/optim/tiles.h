@@ -5,10 +5,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "backend/cpu/matmul.h"
 #include "core/parallel.h"
+#include "core/tensor.h"
 
 namespace terrace {
 
@@ -23,6 +28,11 @@ struct MatrixBlock {
   }
   Operand AsOperand(bool transposed = false) const { return {data, dtype, stride, transposed}; }
 };
+inline MatrixBlock MatrixOf(TensorView view) { return {view.data, view.dtype, view.columns()}; }
+// From that element on, in one row.
+inline MatrixBlock RangeOf(TensorView view, int64_t begin) {
+  return MatrixBlock{view.data, view.dtype, view.size()}.At(0, begin);
+}
 
 // [0, size) in parts of `part`, the last one shorter.
 struct Parts {
@@ -57,6 +67,25 @@ void ForTasks(int64_t tasks, int64_t slots, const Body& body) {
     for (int64_t task = next++; task < tasks; task = next++) body(task, slot);
   });
 }
+
+// A value that depends on a matrix's shape, and takes longer to find than to look up: what oneDNN
+// asks for, say, which takes as long as a small product, while many tensors have one shape.
+// Thread-safe.
+template <typename Value>
+class ByShape {
+ public:
+  template <typename Find>
+  Value Get(int64_t rows, int64_t columns, const Find& find) {
+    const std::lock_guard lock(mutex_);
+    const auto [entry, is_new] = values_.try_emplace({rows, columns});
+    if (is_new) entry->second = find();
+    return entry->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int64_t, int64_t>, Value> values_;
+};
 
 // Writes the transpose of a tile: to[j, i] = from[i, j].
 void Transpose(const MatrixBlock& from, int64_t rows, int64_t columns, const MatrixBlock& to);

@@ -7,7 +7,8 @@
 #include <cmath>
 
 #include "optim/clipping.h"
-#include "optim/kernels/linear_steps.h"
+#include "optim/kernels/blocks.h"
+#include "optim/kernels/coded_adamw.h"
 #include "optim/rules/rules.h"
 
 namespace terrace {
@@ -43,7 +44,10 @@ class AliasedTensor {
 
   TensorView view() const { return view_; }
   // The element that many before the last: the last few million have memory of their own.
-  BF16& FromEnd(int64_t index) const { return view_.as<BF16>()[view_.size() - 1 - index]; }
+  template <typename T = BF16>
+  T& FromEnd(int64_t index) const {
+    return view_.as<T>()[view_.size() - 1 - index];
+  }
 
  private:
   int64_t bytes_;
@@ -83,8 +87,55 @@ TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
   EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
 }
 
-// Kernels that take ranges, on the last of them.
-TEST(LargeTensorTest, LinearStepsReachTheLastElement) {
+// Known implementations of 8-bit moments stop at 2^31 elements. The last two stripes.
+TEST(LargeTensorTest, EightBitMomentsReachTheLastElement) {
+  const Shape shape{kRows, kColumns};
+  const AliasedTensor weight(DType::kBF16, shape);
+  const AliasedTensor gradient(DType::kBF16, shape);
+  const AliasedTensor momentum(DType::kU8, shape);
+  const AliasedTensor second(DType::kU8, shape);
+  gradient.FromEnd(0) = ToBF16(1);
+  gradient.FromEnd(2) = ToBF16(-1);
+
+  Parameter parameter;
+  parameter.value = weight.view();
+  const Shape scales = MakeRule("adamw8bit", {})->State(parameter)[1].shape;
+  ASSERT_EQ(scales, (Shape{(kSize + 255) / 256}));
+  std::vector<float> first_scales(scales[0]), second_scales(scales[0]);
+  const kernels::Stored first{
+      momentum.view(),
+      {reinterpret_cast<std::byte*>(first_scales.data()), DType::kF32, scales, "first"}};
+  const kernels::Stored last{
+      second.view(),
+      {reinterpret_cast<std::byte*>(second_scales.data()), DType::kF32, scales, "second"}};
+  const kernels::AdamWStep step{.gradient_scale = 1,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .keep = 1,
+                                .step = 0.5f / 0.1f,
+                                .inverse_correction = 1 / std::sqrt(0.001f),
+                                .eps = 1e-8f};
+  const int64_t begin = kSize / kernels::kStripe * kernels::kStripe - kernels::kStripe;
+  kernels::CodedAdamWUpdate(weight.view(), gradient.view(), first, last, step, begin, kSize, 1);
+  EXPECT_GT(first_scales.back(), 0);
+  EXPECT_GT(second_scales.back(), 0);
+  EXPECT_EQ(first_scales[scales[0] - 3], 0);
+  // Signed codes of +-0.1, which is 1.6 times the scale.
+  EXPECT_GT(momentum.FromEnd<uint8_t>(0), 0);
+  EXPECT_LT(momentum.FromEnd<uint8_t>(0), 128);
+  EXPECT_GT(momentum.FromEnd<uint8_t>(2), 128);
+  EXPECT_GT(second.FromEnd<uint8_t>(2), 0);
+  EXPECT_EQ(momentum.FromEnd<uint8_t>(1), 0);
+  // The first update is the gradient's sign times the rate.
+  EXPECT_NEAR(ToFloat(weight.FromEnd(0)), -0.5f, 0x1p-8f);
+  EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
+  EXPECT_NEAR(ToFloat(weight.FromEnd(2)), 0.5f, 0x1p-8f);
+  EXPECT_EQ(ToFloat(weight.FromEnd(kColumns)), 0);
+  EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
+}
+
+// Kernels on blocks, on the last range of elements.
+TEST(LargeTensorTest, BlocksReachTheLastElement) {
   const AliasedTensor weight(DType::kBF16, {kRows, kColumns});
   const AliasedTensor gradient(DType::kBF16, {kRows, kColumns});
   const AliasedTensor momentum(DType::kBF16, {kRows, kColumns});
@@ -96,10 +147,13 @@ TEST(LargeTensorTest, LinearStepsReachTheLastElement) {
             4.25);
   EXPECT_EQ(ToFloat(momentum.FromEnd(0)), 2);
   EXPECT_EQ(ToFloat(momentum.FromEnd(2)), -0.5f);
-  kernels::Combine(gradient.view(), momentum.view(), 2, gradient.view(), -1, begin, kSize);
+  const MatrixBlock of_gradient = RangeOf(gradient.view(), begin);
+  kernels::Combine(of_gradient, RangeOf(momentum.view(), begin), 2, of_gradient, -1, 1,
+                   kSize - begin);
   EXPECT_EQ(ToFloat(gradient.FromEnd(0)), 3);
   EXPECT_EQ(ToFloat(gradient.FromEnd(2)), -1);
-  kernels::Descend(weight.view(), 1, gradient.view(), 0.5f, 1, begin, kSize);
+  kernels::Descend(RangeOf(weight.view(), begin), 1, of_gradient, 0.5f, 1, kSize - begin, 1,
+                   {begin / kernels::kStripe, 0});
   EXPECT_EQ(ToFloat(weight.FromEnd(0)), -1.5f);
   EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
   EXPECT_EQ(ToFloat(weight.FromEnd(2)), 0.5f);

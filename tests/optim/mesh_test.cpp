@@ -363,11 +363,17 @@ TEST_F(MeshTest, TheLedgerShowsBuffersUnderGradients) {
   };
   const std::string hidden = "momentum = \"hidden_f32\"", narrow = "momentum = \"hidden_bf16\"",
                     stated = "momentum = \"f32\"", none = "momentum = \"none\"";
-  const int64_t experts = kExperts * kRows * kColumns * 4;
+  const auto experts = [](DType dtype) {
+    Arena alone = Arena::Dry();
+    alone.Allocate(Memory::kGradients, dtype, {kRows, kColumns}, "expert");
+    return kExperts * alone.ledger().total_bytes;
+  };
   EXPECT_EQ(bytes(hidden, Memory::kOptimizer), bytes(none, Memory::kOptimizer));
   EXPECT_EQ(bytes(hidden, Memory::kGradients), bytes(none, Memory::kGradients));
-  EXPECT_EQ(bytes(narrow, Memory::kGradients), bytes(none, Memory::kGradients) - experts / 2);
-  EXPECT_EQ(bytes(stated, Memory::kOptimizer), bytes(none, Memory::kOptimizer) + experts);
+  EXPECT_EQ(bytes(narrow, Memory::kGradients) + experts(DType::kF32),
+            bytes(none, Memory::kGradients) + experts(DType::kBF16));
+  EXPECT_EQ(bytes(stated, Memory::kOptimizer),
+            bytes(none, Memory::kOptimizer) + experts(DType::kF32));
 }
 
 TEST_F(MeshTest, TheNormCountsTheMeanThatABufferHolds) {

@@ -69,6 +69,14 @@ TEST(StateBytesTest, EqualThePublishedFigures) {
   // Ablations, by data alone.
   EXPECT_EQ(bytes("skewadam-expert-momentum"), 27150603776);
   EXPECT_EQ(bytes("skewadam-factored-router"), 1378719744);
+  // Of 6,784,327,680 - 128 * 3 * 4096^2 - 524,288 backbone parameters, the momentum alone is less:
+  // 2 bytes instead of 4; or 1 and a scale of 4 bytes for each 256, all rows being multiples.
+  const int64_t backbone = count - int64_t{128} * 3 * 4096 * 4096 - 524288;
+  EXPECT_EQ(bytes("skewadam-bf16-momentum"), skewadam.total - 2 * backbone);
+  EXPECT_EQ(bytes("skewadam-int8-momentum"), skewadam.total - 3 * backbone + 4 * backbone / 256);
+  // Norms and the router keep float32.
+  const int64_t wide = 10 * 4096 + 524288;
+  EXPECT_EQ(bytes("adamw8bit"), 8 * wide + 2 * (count - wide) + 2 * 4 * (count - wide) / 256);
   // The expert momentum, the router's too, and its second moment by rows and columns.
   EXPECT_EQ(bytes("skewadam-uniform"),
             27150603776 - 4 * 128 * 4096 + 4 * (128 * 4096 + 128 + 4096));

@@ -260,9 +260,9 @@ TEST(PolicyTest, MistakesAreNamed) {
        "policy mine.toml: population expert: lr_multiplier = inf is not within 0 .. 1000000"},
       {"base = \"adamw\"\n[expert]\nmomentum = \"f32\"",
        "policy mine.toml: population expert: adamw: unknown setting momentum, did you mean "},
-      {"base = \"skewadam\"\n[expert]\nmomentum = \"int8\"",
-       "policy mine.toml: population expert: skewadam: momentum = 'int8' has to be one of none, "
-       "f32, bf16"},
+      {"base = \"skewadam\"\n[expert]\nmomentum = \"int4\"",
+       "policy mine.toml: population expert: skewadam: momentum = 'int4' has to be one of none, "
+       "f32, bf16, int8"},
       {"base = \"skewadam\"\n[expert]\nbeta2 = nan",
        "policy mine.toml: population expert: skewadam: beta2 = nan is not within 0 .. "},
   };

@@ -368,10 +368,10 @@ TEST(RuleTest, RefusesSettingsThatItCannotHonour) {
   EXPECT_EQ(message("skewadam", {{"eps", 0.0}}), "skewadam: eps = 0 is not within 1e-30 .. 1");
   EXPECT_EQ(message("skewadam", {{"rms_clip", NAN}}),
             "skewadam: rms_clip = nan is not within 0 .. 1e+30");
-  EXPECT_EQ(message("skewadam", {{"momentum", "int8"}}),
-            "skewadam: momentum = 'int8' has to be one of none, f32, bf16");
+  EXPECT_EQ(message("skewadam", {{"momentum", "int4"}}),
+            "skewadam: momentum = 'int4' has to be one of none, f32, bf16, int8");
   EXPECT_EQ(message("skewadam", {{"momentum", false}}),
-            "skewadam: momentum = false has to be one of none, f32, bf16");
+            "skewadam: momentum = false has to be one of none, f32, bf16, int8");
   EXPECT_EQ(message("skewadam", {{"second_momentum", "exact"}}),
             "skewadam: unknown setting second_momentum, did you mean second_moment?");
   EXPECT_EQ(message("adamw", {}), "");

@@ -1,6 +1,7 @@
 // Training with updates that are applied as soon as their gradient is complete.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cmath>
 #include <limits>
@@ -64,6 +65,16 @@ struct Trained {
   std::vector<MicroBatch> batches;
 };
 
+// One thread suffices for so small a model.
+class ReleaseTest : public ::testing::Test {
+ protected:
+  ReleaseTest() : threads_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~ReleaseTest() override { omp_set_num_threads(threads_); }
+
+ private:
+  int threads_;
+};
+
 double LargestDifference(TensorView a, TensorView b) {
   double largest = 0;
   for (int64_t i = 0; i < a.size(); ++i) {
@@ -89,7 +100,7 @@ std::vector<Case> Cases() {
 
 // Every gradient is summed in the same order but for that of a tied embedding, to which
 // accumulating adds head and embedding by turns, micro-batch by micro-batch.
-TEST(ReleaseTest, GivesTheWeightsThatAccumulatingGives) {
+TEST_F(ReleaseTest, GivesTheWeightsThatAccumulatingGives) {
   for (const Case& c : Cases()) {
     SCOPED_TRACE(fmt::format("{}, {}, {} micro-batches, checkpointing {}", c.policy,
                              NameOf(c.clipping.kind), c.micro_batches, c.checkpointing));
@@ -118,7 +129,7 @@ TEST(ReleaseTest, GivesTheWeightsThatAccumulatingGives) {
   }
 }
 
-TEST(ReleaseTest, OneGradientAtATime) {
+TEST_F(ReleaseTest, OneGradientAtATime) {
   const Case c{"skewadam", {}, 2};
   Trained kept(c, false), released(c, true);
   kept.Step(1);
@@ -142,7 +153,7 @@ TEST(ReleaseTest, OneGradientAtATime) {
   EXPECT_EQ(gradients(released), tied + largest);
 }
 
-TEST(ReleaseTest, RefusesPoliciesThatUpdateTensorsTogether) {
+TEST_F(ReleaseTest, RefusesPoliciesThatUpdateTensorsTogether) {
   try {
     Trained({"mesh-layer-grouping", {}, 1}, true);
     FAIL();
@@ -153,7 +164,7 @@ TEST(ReleaseTest, RefusesPoliciesThatUpdateTensorsTogether) {
 }
 
 // Two passes find it before any update.
-TEST(ReleaseTest, AGradientThatIsNotFiniteChangesNothingUnderTheGlobalNorm) {
+TEST_F(ReleaseTest, AGradientThatIsNotFiniteChangesNothingUnderTheGlobalNorm) {
   for (const char* name : {"layers.0.attn.v_proj.weight", "layers.1.ff.experts.1.w1.weight"}) {
     Trained trained({"skewadam", {}, 2}, true);
     trained.Step(1);
@@ -173,7 +184,7 @@ TEST(ReleaseTest, AGradientThatIsNotFiniteChangesNothingUnderTheGlobalNorm) {
   }
 }
 
-TEST(ReleaseTest, ALossThatIsNotFiniteChangesNothing) {
+TEST_F(ReleaseTest, ALossThatIsNotFiniteChangesNothing) {
   for (const ClippingKind kind : {ClippingKind::kNone, ClippingKind::kPerTensor}) {
     Trained trained({"skewadam", {kind, 1}, 2}, true);
     trained.model->Find("layers.0.attn.v_proj.weight").value.as<float>()[3] = NAN;

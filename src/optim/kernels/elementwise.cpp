@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "optim/kernels/block_code-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
 
@@ -22,6 +23,44 @@ HWY_INLINE void ForStripes(int64_t begin, int64_t end, const Stripe& stripe) {
   for (int64_t first = begin; first < end; first += kStripe) {
     stripe(first, std::min(kStripe, end - first), first / kStripe);
   }
+}
+
+// Where a block of codes lies.
+struct CodedPart {
+  int64_t first;  // element
+  int64_t count;
+  int64_t stripe;
+  int64_t first_unit;  // of the stripe
+};
+
+// Calls part(CodedPart, units, codes, scale) for the blocks of codes in elements [begin, end). The
+// codes are padded as ForCodeBlocks does it, and written back.
+template <typename Part>
+HWY_INLINE void ForCodedParts(const Stored& x, int64_t begin, int64_t end, const Part& part) {
+  const int64_t length = CodeRow(x.values.shape);
+  const int64_t stripes = (length + kStripe - 1) / kStripe;
+  for (int64_t first = begin; first < end;) {
+    const int64_t row = first / length;
+    const int64_t column = first % length;
+    const int64_t count = std::min({kCodeBlock, length - column, end - first});
+    const CodedPart place{first, count, row * stripes + column / kStripe, column % kStripe / kUnit};
+    float& scale = x.scales.as<float>()[row * CodeBlocks(length) + column / kCodeBlock];
+    ForCodeBlocks(
+        count, [&](int64_t, int64_t units, uint8_t* codes) { part(place, units, codes, scale); },
+        x.values.as<uint8_t>() + first);
+    first += count;
+  }
+}
+
+// The same with part(CodedPart, values), the values in float32.
+template <typename Part>
+HWY_INLINE void ForDecoded(const Stored& x, int64_t begin, int64_t end, const Part& part) {
+  HWY_ALIGN float values[kCodeBlock];
+  ForCodedParts(x, begin, end,
+                [&](const CodedPart& place, int64_t units, const uint8_t* codes, float scale) {
+                  DecodeUnits<Code::kSigned>(codes, scale, units, values);
+                  part(place, static_cast<const float*>(values));
+                });
 }
 
 // An average that forgets: beta * old + (1 - beta) * x.
@@ -101,46 +140,92 @@ HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, Momentum* mome
         },
         gradient, momentum, second);
   }
-  return sum.Sum();
+  // Padding has the addend only.
+  const float padding = hn::GetLane(decay(hn::Zero(F32()), added));
+  return sum.Sum() - static_cast<float>(PaddingOf(count)) * padding;
 }
 
-double Moments(TensorView gradient, float scale, TensorView momentum, double beta1,
+// As MomentStripe does it, to momentum in codes.
+template <typename Gradient>
+HWY_INLINE double CodedMoments(const Gradient* gradient, VF scale, const Stored& momentum,
+                               Decay first, uint64_t momentum_key, float* second, Decay decay,
+                               VF added, int64_t begin, int64_t end) {
+  HWY_ALIGN float values[kCodeBlock];
+  double total = 0;
+  ForCodedParts(momentum, begin, end,
+                [&](const CodedPart& place, int64_t units, uint8_t* codes, float& block_scale) {
+                  DecodeUnits<Code::kSigned>(codes, block_scale, units, values);
+                  total += MomentStripe(gradient + place.first, scale, values, first,
+                                        second + place.first, decay, added, place.count, 0);
+                  LargestBits largest;
+                  for (int64_t at = 0; at < units * kUnit; at += kLanes) {
+                    largest.Add(Load(values + at));
+                  }
+                  block_scale = EncodeUnits<Code::kSigned>(values, largest, units,
+                                                           StripeKey(momentum_key, place.stripe),
+                                                           place.first_unit, codes);
+                });
+  return total;
+}
+
+double Moments(TensorView gradient, float scale, const Stored& momentum, double beta1,
                uint64_t momentum_key, TensorView second, double beta2, float added, int64_t begin,
                int64_t end) {
   float* s = second.as<float>();
+  const VF scales = hn::Set(F32(), scale);
+  const VF addends = hn::Set(F32(), added);
   double total = 0;
   WithElements(gradient, [&](const auto* g) {
-    WithElementsOrNull(momentum, [&](auto* m) {
+    if (momentum.values.dtype == DType::kU8) {
+      total = CodedMoments(g, scales, momentum, Decay(beta1), momentum_key, s, Decay(beta2),
+                           addends, begin, end);
+      return;
+    }
+    WithElementsOrNull(momentum.values, [&](auto* m) {
       ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-        total += MomentStripe(g + first, hn::Set(F32(), scale), m != nullptr ? m + first : m,
-                              Decay(beta1), s + first, Decay(beta2), hn::Set(F32(), added), count,
-                              StripeKey(momentum_key, stripe));
+        total +=
+            MomentStripe(g + first, scales, m != nullptr ? m + first : m, Decay(beta1), s + first,
+                         Decay(beta2), addends, count, StripeKey(momentum_key, stripe));
       });
     });
   });
   return total;
 }
 
-ExactSquares Squares(TensorView view, TensorView second, float floor, int64_t begin, int64_t end) {
+template <typename X>
+HWY_INLINE void AddSquares(const X* source, const float* second, VF floor, int64_t count,
+                           ExactSquares& squares) {
+  Accumulator sum;
+  ForUnits(
+      count,
+      [&](int64_t, const X* x, const float* s) HWY_ATTR {
+        ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
+          const VF value = Load(x + at);
+          const VF moment = Load(s + at);
+          squares.floored += hn::CountTrue(F32(), hn::Le(moment, floor));
+          sum.lanes[v] =
+              hn::Add(sum.lanes[v], hn::Div(hn::Mul(value, value), hn::Max(moment, floor)));
+        });
+      },
+      source, second);
+  squares.floored -= PaddingOf(count);
+  squares.sum += sum.Sum();
+}
+
+ExactSquares Squares(const Stored& source, TensorView second, float floor, int64_t begin,
+                     int64_t end) {
   ExactSquares result{0, 0};
+  const float* s = second.as<float>();
   const VF floors = hn::Set(F32(), floor);
-  WithElements(view, [&](const auto* all) {
+  if (source.values.dtype == DType::kU8) {
+    ForDecoded(source, begin, end, [&](const CodedPart& place, const float* x) {
+      AddSquares(x, s + place.first, floors, place.count, result);
+    });
+    return result;
+  }
+  WithElements(source.values, [&](const auto* x) {
     ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t) HWY_ATTR {
-      Accumulator sum;
-      ForUnits(
-          count,
-          [&](int64_t, const auto* x, const float* s) HWY_ATTR {
-            ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
-              const VF value = Load(x + at);
-              const VF moment = Load(s + at);
-              result.floored += hn::CountTrue(F32(), hn::Le(moment, floors));
-              sum.lanes[v] =
-                  hn::Add(sum.lanes[v], hn::Div(hn::Mul(value, value), hn::Max(moment, floors)));
-            });
-          },
-          all + first, static_cast<const float*>(second.as<float>()) + first);
-      result.floored -= PaddingOf(count);
-      result.sum += sum.Sum();
+      AddSquares(x + first, s + first, floors, count, result);
     });
   });
   return result;
@@ -148,8 +233,7 @@ ExactSquares Squares(TensorView view, TensorView second, float floor, int64_t be
 
 template <typename Weight, typename X>
 HWY_INLINE void UpdateStripe(Weight* weight, const X* source, const float* second, VF floor,
-                             VF keep, VF step, int64_t count, uint64_t stripe_key) {
-  UnitStore<Weight> store(stripe_key);
+                             VF keep, VF step, int64_t count, UnitStore<Weight> store) {
   ForUnits(
       count,
       [&](int64_t, Weight* w, const X* x, const float* s) HWY_ATTR {
@@ -162,14 +246,25 @@ HWY_INLINE void UpdateStripe(Weight* weight, const X* source, const float* secon
       weight, source, second);
 }
 
-void Update(TensorView weight, TensorView source, TensorView second, float floor, float keep,
+void Update(TensorView weight, const Stored& source, TensorView second, float floor, float keep,
             float step, int64_t begin, int64_t end, uint64_t rounding_key) {
   const float* s = second.as<float>();
   WithElements(weight, [&](auto* w) {
-    WithElements(source, [&](const auto* x) {
+    using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
+    const auto update = [&](int64_t first, int64_t count, const auto* x, const Weights& store) {
+      UpdateStripe(w + first, x, s + first, hn::Set(F32(), floor), hn::Set(F32(), keep),
+                   hn::Set(F32(), step), count, store);
+    };
+    if (source.values.dtype == DType::kU8) {
+      ForDecoded(source, begin, end, [&](const CodedPart& place, const float* x) {
+        update(place.first, place.count, x,
+               Weights(StripeKey(rounding_key, place.stripe), place.first_unit));
+      });
+      return;
+    }
+    WithElements(source.values, [&](const auto* x) {
       ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-        UpdateStripe(w + first, x + first, s + first, hn::Set(F32(), floor), hn::Set(F32(), keep),
-                     hn::Set(F32(), step), count, StripeKey(rounding_key, stripe));
+        update(first, count, x + first, Weights(StripeKey(rounding_key, stripe)));
       });
     });
   });
@@ -342,19 +437,19 @@ void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t roun
   HWY_DYNAMIC_DISPATCH(ScaleAll)(x, factor, begin, end, rounding_key);
 }
 
-double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
+double ExactMoments(TensorView gradient, float scale, const Stored& momentum, double beta1,
                     uint64_t momentum_key, TensorView second, double beta2, float added,
                     int64_t begin, int64_t end) {
   return HWY_DYNAMIC_DISPATCH(Moments)(gradient, scale, momentum, beta1, momentum_key, second,
                                        beta2, added, begin, end);
 }
 
-ExactSquares SumExactSquares(TensorView x, TensorView second, float floor, int64_t begin,
+ExactSquares SumExactSquares(const Stored& x, TensorView second, float floor, int64_t begin,
                              int64_t end) {
   return HWY_DYNAMIC_DISPATCH(Squares)(x, second, floor, begin, end);
 }
 
-void ExactUpdate(TensorView weight, TensorView x, TensorView second, float floor, float keep,
+void ExactUpdate(TensorView weight, const Stored& x, TensorView second, float floor, float keep,
                  float step, int64_t begin, int64_t end, uint64_t rounding_key) {
   HWY_DYNAMIC_DISPATCH(Update)
   (weight, x, second, floor, keep, step, begin, end, rounding_key);

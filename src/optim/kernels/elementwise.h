@@ -1,13 +1,15 @@
 // Passes over tensors whose second moment has an entry an element; the shape does not matter.
 // Each works on a range of elements whose start is a multiple of kStripe, so that callers choose
 // the parallel blocks; each is deterministic. "any" is float32 or bfloat16; second moments are
-// float32.
+// float32. Where the type is Stored, codes are possible too (block_code.h): of a matrix, ranges are
+// of whole rows then, and stripes end with their row.
 #pragma once
 
 #include <cstdint>
 
 #include "core/tensor.h"
 #include "optim/kernels/average_step.h"
+#include "optim/kernels/block_code.h"
 #include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
@@ -17,10 +19,10 @@ double SumOfSquares(TensorView x, int64_t begin, int64_t end);
 // x = factor * x, bfloat16 by stochastic rounding.
 void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t rounding_key);
 
-// With g = scale * gradient (any): momentum (any, bfloat16 by stochastic rounding under
+// With g = scale * gradient (any): momentum (any, bfloat16 and codes by stochastic rounding under
 // momentum_key; empty: none) = beta1 * momentum + (1 - beta1) * g and
 // second = beta2 * second + (1 - beta2) * (g^2 + added). Returns the sum of `second`.
-double ExactMoments(TensorView gradient, float scale, TensorView momentum, double beta1,
+double ExactMoments(TensorView gradient, float scale, const Stored& momentum, double beta1,
                     uint64_t momentum_key, TensorView second, double beta2, float added,
                     int64_t begin, int64_t end);
 
@@ -28,12 +30,12 @@ struct ExactSquares {
   double sum;       // of x^2 / max(second, floor)
   int64_t floored;  // entries of second <= floor
 };
-ExactSquares SumExactSquares(TensorView x, TensorView second, float floor, int64_t begin,
+ExactSquares SumExactSquares(const Stored& x, TensorView second, float floor, int64_t begin,
                              int64_t end);
 
 // weight = keep * weight - step * x / sqrt(max(second, floor)); weight and x any, bfloat16
 // weights by stochastic rounding.
-void ExactUpdate(TensorView weight, TensorView x, TensorView second, float floor, float keep,
+void ExactUpdate(TensorView weight, const Stored& x, TensorView second, float floor, float keep,
                  float step, int64_t begin, int64_t end, uint64_t rounding_key);
 
 // With u = x / sqrt(max(second, floor)): average (any, bfloat16 by stochastic rounding under the

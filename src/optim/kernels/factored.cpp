@@ -10,6 +10,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "optim/kernels/block_code-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
 
@@ -89,31 +90,107 @@ HWY_INLINE void AddSquares(const X* row, int64_t columns, float factor, float* s
       row);
 }
 
-void Sums(TensorView gradient, float scale, TensorView momentum, double beta, uint64_t momentum_key,
-          int64_t begin, int64_t end, float* row_sums, float* column_sums, const float* row_moments,
-          Decay row_decay, float* weighted_sums) {
+// One row of momentum in codes.
+struct CodedRow {
+  CodedRow(const Stored& x, int64_t row)
+      : codes(x.values.as<uint8_t>() + row * x.values.columns()),
+        scales(x.scales.as<float>() + row * x.scales.columns()) {}
+  uint8_t* codes;
+  float* scales;
+};
+
+// Calls part(first column, columns, values) for each block of a row, with its values in float32.
+template <typename Part>
+HWY_INLINE void ForDecoded(const CodedRow& row, int64_t columns, const Part& part) {
+  HWY_ALIGN float values[kCodeBlock];
+  ForCodeBlocks(
+      columns,
+      [&](int64_t first, int64_t units, const uint8_t* codes) HWY_ATTR {
+        DecodeUnits<Code::kSigned>(codes, row.scales[first / kCodeBlock], units, values);
+        part(first, std::min(kCodeBlock, columns - first), static_cast<const float*>(values));
+      },
+      static_cast<const uint8_t*>(row.codes));
+}
+
+template <typename Gradient>
+HWY_INLINE void SumCodedRow(const Gradient* gradient, const CodedRow& momentum, int64_t row,
+                            int64_t columns, MomentumStep step, uint64_t momentum_key,
+                            float* row_sum, float* column_sums) {
+  const int64_t stripes = (columns + kStripe - 1) / kStripe;
+  HWY_ALIGN float values[kCodeBlock];
+  Accumulator sum;
+  ForCodeBlocks(
+      columns,
+      [&](int64_t first, int64_t units, const Gradient* g, uint8_t* codes) HWY_ATTR {
+        float& scale = momentum.scales[first / kCodeBlock];
+        // A power of two: it does not matter which factor it goes into.
+        const VF keep = hn::Mul(step.beta, hn::Set(F32(), scale));
+        LargestBits largest;
+        for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
+          SumUnit<false>(g + unit, nullptr, step, sum, column_sums + first + unit);
+          for (int64_t at = unit; at < unit + kUnit; at += kLanes) {
+            const VF m = hn::MulAdd(keep, DecodeVector<Code::kSigned>(codes + at),
+                                    hn::Mul(step.gain, Load(g + at)));
+            largest.Add(m);
+            Store(m, values + at);
+          }
+        }
+        const uint64_t key = StripeKey(momentum_key, row * stripes + first / kStripe);
+        scale =
+            EncodeUnits<Code::kSigned>(values, largest, units, key, first % kStripe / kUnit, codes);
+      },
+      gradient, momentum.codes);
+  *row_sum = sum.Sum();
+}
+
+void Sums(TensorView gradient, float scale, const Stored& momentum, double beta,
+          uint64_t momentum_key, int64_t begin, int64_t end, float* row_sums, float* column_sums,
+          const float* row_moments, Decay row_decay, float* weighted_sums) {
   const int64_t columns = gradient.columns();
+  const MomentumStep step{hn::Set(F32(), static_cast<float>(beta)),
+                          hn::Set(F32(), static_cast<float>((1 - beta) * scale))};
   std::fill_n(column_sums, PaddedColumns(columns), 0.0f);
   if (weighted_sums != nullptr) std::fill_n(weighted_sums, PaddedColumns(columns), 0.0f);
-  const auto rows = [&](const auto* g, auto* m) {
-    const MomentumStep step{hn::Set(F32(), static_cast<float>(beta)),
-                            hn::Set(F32(), static_cast<float>((1 - beta) * scale))};
+  // sum(i) leaves the sums of a row, weigh(i, factor) the weighted ones.
+  const auto rows = [&](const auto& sum, const auto& weigh) {
     for (int64_t i = begin; i < end; ++i) {
-      auto* m_row = m != nullptr ? m + i * columns : m;
-      SumRow(g + i * columns, m_row, i, columns, step, momentum_key, row_sums + i, column_sums);
+      sum(i);
       if (weighted_sums == nullptr) continue;
       const float moment = row_decay.keep * row_moments[i] + row_decay.gain * row_sums[i];
       const float added = moment + row_decay.offset;
-      const float factor = 1 / std::sqrt(std::max(added, std::numeric_limits<float>::min()));
-      if (m_row != nullptr) {
-        AddSquares(m_row, columns, factor, weighted_sums);
-      } else {
-        AddSquares(g + i * columns, columns, factor, weighted_sums);
-      }
+      weigh(i, 1 / std::sqrt(std::max(added, std::numeric_limits<float>::min())));
     }
   };
-  WithElements(gradient,
-               [&](const auto* g) { WithElementsOrNull(momentum, [&](auto* m) { rows(g, m); }); });
+  const auto by_elements = [&](const auto* g, auto* m) {
+    rows(
+        [&](int64_t i) {
+          SumRow(g + i * columns, m != nullptr ? m + i * columns : m, i, columns, step,
+                 momentum_key, row_sums + i, column_sums);
+        },
+        [&](int64_t i, float factor) {
+          if (m != nullptr) {
+            AddSquares(m + i * columns, columns, factor, weighted_sums);
+          } else {
+            AddSquares(g + i * columns, columns, factor, weighted_sums);
+          }
+        });
+  };
+  const auto by_blocks = [&](const auto* g) {
+    rows(
+        [&](int64_t i) {
+          SumCodedRow(g + i * columns, CodedRow(momentum, i), i, columns, step, momentum_key,
+                      row_sums + i, column_sums);
+        },
+        [&](int64_t i, float factor) {
+          ForDecoded(CodedRow(momentum, i), columns,
+                     [&](int64_t first, int64_t count, const float* m)
+                         HWY_ATTR { AddSquares(m, count, factor, weighted_sums + first); });
+        });
+  };
+  WithElements(gradient, [&](const auto* g) {
+    if (momentum.values.dtype == DType::kU8) return by_blocks(g);
+    WithElementsOrNull(momentum.values, [&](auto* m) { by_elements(g, m); });
+  });
 }
 
 double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
@@ -122,14 +199,17 @@ double DecayAll(float* moments, const float* sums, int64_t count, Decay decay) {
   const VF offsets = hn::Set(F32(), decay.offset);
   double total = 0;
   for (int64_t first = 0; first < count; first += kStripe) {
+    const int64_t length = std::min(kStripe, count - first);
     Accumulator sum;
     ForUnits(
-        std::min(kStripe, count - first),
-        [&](int64_t, float* m, const float* s) HWY_ATTR {
+        length,
+        [&](int64_t j, float* m, const float* s) HWY_ATTR {
           ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
             const VF moment =
                 hn::MulAdd(keeps, Load(m + at), hn::MulAdd(gains, Load(s + at), offsets));
-            sum.lanes[v] = hn::Add(sum.lanes[v], moment);
+            // Padding has the offset only, and does not count.
+            const auto counted = hn::FirstN(F32(), std::clamp<int64_t>(length - j - at, 0, kLanes));
+            sum.lanes[v] = hn::Add(sum.lanes[v], hn::IfThenElseZero(counted, moment));
             Store(moment, m + at);
           });
         },
@@ -193,11 +273,20 @@ HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_fa
   return sum.Sum();
 }
 
-double Squares(TensorView view, int64_t begin, int64_t end, const float* row_factors,
+double Squares(const Stored& source, int64_t begin, int64_t end, const float* row_factors,
                const float* column_factors) {
-  const int64_t columns = view.columns();
+  const int64_t columns = source.values.columns();
   double total = 0;
-  WithElements(view, [&](const auto* x) {
+  if (source.values.dtype == DType::kU8) {
+    for (int64_t i = begin; i < end; ++i) {
+      const double factor = row_factors[i];
+      ForDecoded(CodedRow(source, i), columns, [&](int64_t first, int64_t count, const float* x) {
+        total += factor * factor * SquareRow(x, count, column_factors + first);
+      });
+    }
+    return total;
+  }
+  WithElements(source.values, [&](const auto* x) {
     for (int64_t i = begin; i < end; ++i) {
       const double factor = row_factors[i];
       total += factor * factor * SquareRow(x + i * columns, columns, column_factors);
@@ -220,10 +309,9 @@ void NormalizeRows(TensorView view, int64_t begin, int64_t end, float target, fl
 }
 
 template <typename Weight, typename X>
-HWY_INLINE void UpdateStripe(Weight* weight, const X* source, int64_t count, VF keep, VF step,
-                             const float* column_factors, uint64_t stripe_key,
-                             Prefetcher& prefetcher) {
-  UnitStore<Weight> store(stripe_key);
+HWY_INLINE void UpdatePart(Weight* weight, const X* source, int64_t count, VF keep, VF step,
+                           const float* column_factors, UnitStore<Weight> store,
+                           Prefetcher& prefetcher) {
   ForUnits(
       count,
       [&](int64_t j, Weight* w, const X* x) HWY_ATTR {
@@ -237,21 +325,32 @@ HWY_INLINE void UpdateStripe(Weight* weight, const X* source, int64_t count, VF 
       weight, source);
 }
 
-void Update(TensorView weight, TensorView source, float keep, float step, int64_t begin,
+void Update(TensorView weight, const Stored& source, float keep, float step, int64_t begin,
             int64_t end, const float* row_factors, const float* column_factors,
             uint64_t rounding_key, Ahead ahead) {
   const int64_t columns = weight.columns();
   Prefetcher prefetcher(ahead, (end - begin) * PaddedColumns(columns) / kUnit);
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
   WithElements(weight, [&](auto* w) {
-    WithElements(source, [&](auto* x) {
+    using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
+    // Columns [j, j + count) of row i, within a stripe, from their x.
+    const auto part = [&](int64_t i, int64_t j, int64_t count, const auto* x) HWY_ATTR {
+      const Weights store(StripeKey(rounding_key, i * stripes + j / kStripe), j % kStripe / kUnit);
+      UpdatePart(w + i * columns + j, x, count, hn::Set(F32(), keep),
+                 hn::Set(F32(), step * row_factors[i]), column_factors + j, store, prefetcher);
+    };
+    if (source.values.dtype == DType::kU8) {
       for (int64_t i = begin; i < end; ++i) {
-        for (int64_t stripe = 0; stripe < stripes; ++stripe) {
-          const int64_t j = stripe * kStripe;
-          const int64_t at = i * columns + j;
-          UpdateStripe(w + at, x + at, std::min(kStripe, columns - j), hn::Set(F32(), keep),
-                       hn::Set(F32(), step * row_factors[i]), column_factors + j,
-                       StripeKey(rounding_key, i * stripes + stripe), prefetcher);
+        ForDecoded(CodedRow(source, i), columns,
+                   [&](int64_t j, int64_t count, const float* x)
+                       HWY_ATTR { part(i, j, count, x); });
+      }
+      return;
+    }
+    WithElements(source.values, [&](const auto* x) {
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t j = 0; j < columns; j += kStripe) {
+          part(i, j, std::min(kStripe, columns - j), x + i * columns + j);
         }
       }
     });
@@ -322,7 +421,7 @@ HWY_EXPORT(NormalizeRows);
 HWY_EXPORT(Update);
 HWY_EXPORT(AverageUpdate);
 
-void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta,
+void FactoredSums(TensorView gradient, float scale, const Stored& momentum, double beta,
                   uint64_t momentum_key, int64_t begin, int64_t end, float* row_sums,
                   float* column_sums, const float* row_moments, Decay row_decay,
                   float* weighted_sums) {
@@ -340,7 +439,7 @@ int64_t InverseRoots(const float* moments, int64_t count, float scale, float flo
   return HWY_DYNAMIC_DISPATCH(Roots)(moments, count, scale, floor, numerator, factors);
 }
 
-double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
+double FactoredSquares(const Stored& x, int64_t begin, int64_t end, const float* row_factors,
                        const float* column_factors) {
   return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors);
 }
@@ -351,7 +450,7 @@ void SinkhornRows(TensorView x, int64_t begin, int64_t end, float target, float 
   (x, begin, end, target, eps, column_factors, row_factors, column_sums);
 }
 
-void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,
+void FactoredUpdate(TensorView weight, const Stored& x, float keep, float step, int64_t begin,
                     int64_t end, const float* row_factors, const float* column_factors,
                     uint64_t rounding_key, Ahead ahead) {
   HWY_DYNAMIC_DISPATCH(Update)

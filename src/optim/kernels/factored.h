@@ -1,8 +1,8 @@
 // Passes over a matrix whose second moment is factored into rows and columns. Each works on a
 // range of rows, so that callers choose the parallel blocks; each is deterministic.
 //
-// Matrices are [rows, columns] row-major, "any" is float32 or bfloat16. Arrays over columns are
-// zero-padded to PaddedColumns.
+// Matrices are [rows, columns] row-major, "any" is float32 or bfloat16, and codes (block_code.h)
+// where the type is Stored. Arrays over columns are zero-padded to PaddedColumns.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 #include "core/tensor.h"
 #include "optim/kernels/average_step.h"
+#include "optim/kernels/block_code.h"
 #include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
@@ -25,14 +26,14 @@ struct Decay {
 
 // Replaces row_sums[i], for rows [begin, end), and column_sums[j], all columns, by sums over those
 // rows of gradient^2, unscaled. gradient any. A momentum (any, the same shape; empty for none)
-// becomes momentum * beta + scale * gradient * (1 - beta), bfloat16 by stochastic rounding under
-// momentum_key.
+// becomes momentum * beta + scale * gradient * (1 - beta), bfloat16 and codes by stochastic
+// rounding under momentum_key.
 //
 // Replaces weighted_sums[j] (null for none) by sums over the rows of x[i, j]^2 / moment[i], where
 // x is the momentum, or else the gradient, and moment[i] is row_moments[i] (not changed) after its
 // decay: the sum of squares of an update, but for factors of columns that are not known yet. It
 // costs little here, where the row is in the first-level cache.
-void FactoredSums(TensorView gradient, float scale, TensorView momentum, double beta,
+void FactoredSums(TensorView gradient, float scale, const Stored& momentum, double beta,
                   uint64_t momentum_key, int64_t begin, int64_t end, float* row_sums,
                   float* column_sums, const float* row_moments, Decay row_decay,
                   float* weighted_sums);
@@ -60,12 +61,12 @@ struct Ahead {
 
 // Sum over rows [begin, end) and all columns of (row_factors[i] * x[i, j] * column_factors[j])^2.
 // x any.
-double FactoredSquares(TensorView x, int64_t begin, int64_t end, const float* row_factors,
+double FactoredSquares(const Stored& x, int64_t begin, int64_t end, const float* row_factors,
                        const float* column_factors);
 
 // weight[i, j] = keep * weight[i, j] - step * row_factors[i] * x[i, j] * column_factors[j] for
 // rows [begin, end), bfloat16 by stochastic rounding. weight and x any.
-void FactoredUpdate(TensorView weight, TensorView x, float keep, float step, int64_t begin,
+void FactoredUpdate(TensorView weight, const Stored& x, float keep, float step, int64_t begin,
                     int64_t end, const float* row_factors, const float* column_factors,
                     uint64_t rounding_key, Ahead ahead);
 

@@ -43,11 +43,38 @@ HWY_INLINE VF Load(const BF16* from) {
 
 HWY_INLINE void Store(VF value, float* to) { hn::StoreU(value, F32(), to); }
 
-// Stores the units of one stripe of weights or momentum: float32 as they are, bfloat16 rounded as
-// stochastic_rounding.h defines it.
+// The random bits of stochastic_rounding.h for the units of a stripe in order, from `first_unit`
+// on. A draw is for the vectors at an offset in the first half of a unit and in its second half.
+struct UnitBits {
+  struct Pair {
+    VU low;  // the halves of HashWord
+    VU high;
+  };
+
+  explicit HWY_INLINE UnitBits(uint64_t stripe_key, int64_t first_unit = 0)
+      : counter(hn::Add(hn::Set(U32(), static_cast<uint32_t>(stripe_key)),
+                        hn::Mul(hn::Iota(U32(), static_cast<uint32_t>(first_unit * kHalfUnit)),
+                                hn::Set(U32(), kCounterStep)))),
+        key(hn::Set(U32(), static_cast<uint32_t>(stripe_key >> 32))) {}
+
+  // The counter is a running sum.
+  HWY_INLINE Pair Draw() {
+    const VU mixed = hn::Xor(hn::Xor(counter, key), hn::ShiftRight<15>(counter));
+    counter = hn::Add(counter, hn::Set(U32(), static_cast<uint32_t>(kLanes) * kCounterStep));
+    const VU product = hn::Mul(mixed, hn::Set(U32(), kMultiplier));
+    const VU high = hn::ShiftRight<16>(product);
+    return {hn::And(hn::Xor(product, high), hn::Set(U32(), 0xffffu)), high};
+  }
+
+  VU counter;
+  VU key;
+};
+
+// Stores the units of one stripe of weights or momentum in order, from `first_unit` on: float32 as
+// they are, bfloat16 rounded as stochastic_rounding.h defines it.
 template <typename Weight>
 struct UnitStore {
-  explicit HWY_INLINE UnitStore(uint64_t) {}
+  explicit HWY_INLINE UnitStore(uint64_t, int64_t /*first_unit*/ = 0) {}
 
   // updated(at) gives the new values of elements at + [0, kLanes) of the next unit.
   template <typename Updated>
@@ -58,18 +85,15 @@ struct UnitStore {
 
 template <>
 struct UnitStore<BF16> {
-  explicit HWY_INLINE UnitStore(uint64_t stripe_key)
-      : counter(hn::Add(hn::Set(U32(), static_cast<uint32_t>(stripe_key)),
-                        hn::Mul(hn::Iota(U32(), 0), hn::Set(U32(), kCounterStep)))),
-        key(hn::Set(U32(), static_cast<uint32_t>(stripe_key >> 32))) {}
+  explicit HWY_INLINE UnitStore(uint64_t stripe_key, int64_t first_unit = 0)
+      : bits(stripe_key, first_unit) {}
 
-  // Units come in order: the counter is a running sum.
   template <typename Updated>
   HWY_INLINE void operator()(const Updated& updated, BF16* unit) {
     for (int64_t at = 0; at < kHalfUnit; at += 2 * kLanes) {
       const int64_t high = at + kHalfUnit;
-      const Bits bits0 = Draw();
-      const Bits bits1 = Draw();
+      const UnitBits::Pair bits0 = bits.Draw();
+      const UnitBits::Pair bits1 = bits.Draw();
       StorePair(Rounded(updated(at), bits0.low), Rounded(updated(at + kLanes), bits1.low),
                 unit + at);
       StorePair(Rounded(updated(high), bits0.high), Rounded(updated(high + kLanes), bits1.high),
@@ -78,19 +102,6 @@ struct UnitStore<BF16> {
   }
 
  private:
-  // The halves of HashWord.
-  struct Bits {
-    VU low;
-    VU high;
-  };
-  HWY_INLINE Bits Draw() {
-    const VU mixed = hn::Xor(hn::Xor(counter, key), hn::ShiftRight<15>(counter));
-    counter = hn::Add(counter, hn::Set(U32(), static_cast<uint32_t>(kLanes) * kCounterStep));
-    const VU product = hn::Mul(mixed, hn::Set(U32(), kMultiplier));
-    const VU high = hn::ShiftRight<16>(product);
-    return {hn::And(hn::Xor(product, high), hn::Set(U32(), 0xffffu)), high};
-  }
-
   // The bfloat16 is in the upper halves. NaN that arithmetic yields is quiet: cutting keeps it.
   static HWY_INLINE VU Rounded(VF value, VU random16) {
     const VU bits = hn::BitCast(U32(), value);
@@ -110,8 +121,7 @@ struct UnitStore<BF16> {
 #endif
   }
 
-  VU counter;
-  VU key;
+  UnitBits bits;
 };
 
 // Sum of kCount values, `stride` apart: neighbours at distance kCount / 2 first, then half of that.
@@ -143,8 +153,8 @@ struct Accumulator {
   }
 };
 
-// A unit that the end of its row cuts short, with zeros behind it.
-template <typename T>
+// A unit, or another number of elements, that the end of its row cuts short, with zeros behind it.
+template <typename T, int64_t kLength = kUnit>
 struct Padded {
   HWY_INLINE Padded(const T* from, int64_t count) {
     std::memset(elements, 0, sizeof(elements));
@@ -154,7 +164,7 @@ struct Padded {
     std::memcpy(to, elements, count * sizeof(T));
   }
   HWY_INLINE void CopyTo(const T*, int64_t) const {}  // was only read
-  HWY_ALIGN T elements[kUnit];
+  HWY_ALIGN T elements[kLength];
 };
 
 // Calls unit(offset, pointers...) for each unit of arrays of `count` elements, with the pointers

@@ -32,6 +32,10 @@ constexpr uint64_t StripeKey(uint64_t rounding_key, int64_t stripe) {
 constexpr uint64_t MomentumKey(uint64_t rounding_key) {
   return MixKeys(rounding_key, 0x6d6f6d656e74756d);
 }
+// Likewise of its second moment.
+constexpr uint64_t SecondMomentKey(uint64_t rounding_key) {
+  return MixKeys(rounding_key, 0x7365636f6e646d6f);
+}
 
 // One multiplicative round on a Weyl sequence: stripe keys are mixed thoroughly already, within a
 // stripe it suffices to be uniform and uncorrelated. One half of the key offsets the sequence,

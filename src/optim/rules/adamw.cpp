@@ -2,7 +2,6 @@
 //   w <- w (1 - lr * decay)
 //   m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2
 //   w <- w - lr / (1 - beta1^s) * m / (sqrt(v) / sqrt(1 - beta2^s) + eps)
-#include <cmath>
 #include <memory>
 
 #include "core/parallel.h"
@@ -25,17 +24,7 @@ class AdamW final : public Rule {
   // Nothing is floored here: eps is added.
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
-    const double step = static_cast<double>(context.tensor_step);
-    const double lr = context.learning_rate;
-    const kernels::AdamWStep constants{
-        .gradient_scale = context.gradient_scale,
-        .beta1 = settings_.beta1,
-        .beta2 = settings_.beta2,
-        .keep = static_cast<float>(1 - lr * context.weight_decay),
-        .step = static_cast<float>(lr / (1 - std::pow(settings_.beta1, step))),
-        .inverse_correction =
-            static_cast<float>(1 / std::sqrt(1 - std::pow(settings_.beta2, step))),
-        .eps = static_cast<float>(settings_.eps)};
+    const kernels::AdamWStep constants = AdamWStepOf(settings_, context);
     ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
       kernels::AdamWUpdate(parameter.value, gradient, state[0], state[1], constants, begin, end,
                            context.rounding_key);

@@ -39,7 +39,18 @@ kernels::Decay DecayOf(const AdaptiveStep& step, float gradient_scale, int64_t s
 
 // The momentum has the gradient's scale in it already.
 double CorrectionOf(const AdaptiveStep& step, const StepContext& context) {
-  return step.momentum.empty() ? step.correction * context.gradient_scale : step.correction;
+  return step.momentum.values.empty() ? step.correction * context.gradient_scale : step.correction;
+}
+
+kernels::Stored NumeratorOf(const AdaptiveStep& step, TensorView gradient) {
+  return step.momentum.values.empty() ? kernels::Stored(gradient) : step.momentum;
+}
+
+// Elements that a thread updates at a time: whole rows where the kernels want them.
+int64_t GrainOf(const AdaptiveStep& step, const Shape& shape) {
+  constexpr int64_t kGrain = 4 * kernels::kStripe;
+  if (step.momentum.values.dtype != DType::kU8 || shape.rank() != 2) return kGrain;
+  return std::max(int64_t{1}, kGrain / shape[1]) * shape[1];
 }
 
 kernels::AverageStep AverageOf(const AdaptiveStep& step, const StepContext& context, double clip) {
@@ -96,7 +107,7 @@ UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView r
       column_moments.as<float>(), columns, 1, FloorOf(step, column_mean), 1, column_factors);
   std::fill(column_factors + columns, column_factors + padded, 0.0f);
 
-  const TensorView numerator = step.momentum.empty() ? gradient : step.momentum;
+  const kernels::Stored numerator = NumeratorOf(step, gradient);
   double squares = 0;
   if (clipped && floored_rows == 0) {
     for (int64_t j = 0; j < columns; ++j) {
@@ -124,7 +135,7 @@ UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView r
                               static_cast<float>(context.learning_rate / clip), begin, end,
                               row_factors, column_factors, context.rounding_key, ahead);
     } else {
-      kernels::FactoredAverageUpdate(weight, numerator, step.average, KeepOf(context),
+      kernels::FactoredAverageUpdate(weight, gradient, step.average, KeepOf(context),
                                      AverageOf(step, context, clip), begin, end, row_factors,
                                      column_factors, context.rounding_key, ahead);
     }
@@ -135,15 +146,15 @@ UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView r
 UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView second_moments,
                          const AdaptiveStep& step, const StepContext& context) {
   if (weight.size() == 0) return {};
-  constexpr int64_t kGrain = 4 * kernels::kStripe;
   const int64_t size = weight.size();
-  const TensorView numerator = step.momentum.empty() ? gradient : step.momentum;
-  const int64_t blocks = (size + kGrain - 1) / kGrain;
+  const int64_t grain = GrainOf(step, weight.shape);
+  const kernels::Stored numerator = NumeratorOf(step, gradient);
+  const int64_t blocks = (size + grain - 1) / grain;
 
   const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
   std::vector<double> sums(blocks);
-  ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
-    sums[begin / kGrain] = kernels::ExactMoments(
+  ParallelFor(size, grain, [&](int64_t begin, int64_t end) {
+    sums[begin / grain] = kernels::ExactMoments(
         gradient, context.gradient_scale, step.momentum, step.beta1, momentum_key, second_moments,
         step.beta2, static_cast<float>(step.added), begin, end);
   });
@@ -151,9 +162,8 @@ UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView seco
   const float floor = FloorOf(step, sum / static_cast<double>(size));
 
   std::vector<kernels::ExactSquares> partial(blocks);
-  ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
-    partial[begin / kGrain] =
-        kernels::SumExactSquares(numerator, second_moments, floor, begin, end);
+  ParallelFor(size, grain, [&](int64_t begin, int64_t end) {
+    partial[begin / grain] = kernels::SumExactSquares(numerator, second_moments, floor, begin, end);
   });
   UpdateReport report{0, size};
   double squares = 0;
@@ -165,7 +175,7 @@ UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView seco
   squares *= static_cast<double>(correction) * correction;
   const double clip = ClipOf(step, squares, size);
 
-  ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
+  ParallelFor(size, grain, [&](int64_t begin, int64_t end) {
     if (step.average.empty()) {
       const float length = correction * static_cast<float>(context.learning_rate / clip);
       kernels::ExactUpdate(weight, numerator, second_moments, floor, KeepOf(context), length, begin,
@@ -173,7 +183,7 @@ UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView seco
     } else {
       kernels::AverageStep average = AverageOf(step, context, clip);
       average.gain *= correction;
-      kernels::ExactAverageUpdate(weight, numerator, step.average, second_moments, floor,
+      kernels::ExactAverageUpdate(weight, gradient, step.average, second_moments, floor,
                                   KeepOf(context), average, begin, end, context.rounding_key);
     }
   });

@@ -13,6 +13,7 @@
 #include <span>
 
 #include "core/tensor.h"
+#include "optim/kernels/block_code.h"
 #include "optim/rule.h"
 
 namespace terrace {
@@ -21,9 +22,9 @@ namespace terrace {
 inline constexpr double kSmallestMoment = 1e-30;
 
 struct AdaptiveStep {
-  TensorView momentum = {};  // of gradients, float32 or bfloat16; empty: none
-  TensorView average = {};   // of updates, likewise
-  double beta1 = 0;          // of whichever of the two there is
+  kernels::Stored momentum = TensorView{};  // of gradients; empty: none
+  TensorView average = {};                  // of updates, float32 or bfloat16; empty: none
+  double beta1 = 0;                         // of whichever of the two there is
   double beta2 = 0;
   double added = 0;
   double correction = 1;

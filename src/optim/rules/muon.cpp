@@ -14,16 +14,14 @@
 // processor has such products; elsewhere they are float32, as with precision f32.
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <vector>
 
 #include "backend/cpu/matmul.h"
 #include "core/arena.h"
 #include "core/parallel.h"
-#include "optim/kernels/linear_steps.h"
+#include "optim/kernels/blocks.h"
 #include "optim/rule.h"
 #include "optim/settings.h"
 #include "optim/tiles.h"
@@ -68,7 +66,8 @@ int64_t Aligned(int64_t bytes) {
 
 // X is [rows, columns]; its Gram matrix and the polynomial are [side, side], of the smaller side.
 // Both are computed by tiles; the product of polynomial and X by blocks of X: some columns where
-// it is wide, some rows where it is tall.
+// it is wide, some rows where it is tall. Products read both operands along their rows, which
+// symmetric matrices allow and oneDNN computes fastest.
 struct NewtonSchulz {
   int64_t rows;
   int64_t columns;
@@ -79,9 +78,9 @@ struct NewtonSchulz {
   int64_t length() const { return std::max(rows, columns); }
   SymmetricTiles tiles() const {
     // Smaller tiles spare more of the symmetric half, larger ones are computed faster.
-    return {{side(), std::clamp<int64_t>((side() + 7) / 8 / 64 * 64, 128, 512)}};
+    return {{side(), std::clamp<int64_t>(side() / 8 / 64 * 64, 128, 256)}};
   }
-  Parts blocks() const { return {length(), 256}; }
+  Parts blocks() const { return {length(), 128}; }
 
   // --- The products, of which two numbers of parts say which tile ---
   Product Gram(const MatrixBlock& x, const MatrixBlock& gram, int64_t i, int64_t j) const {
@@ -103,36 +102,40 @@ struct NewtonSchulz {
             .n = parts.Length(j),
             .k = side(),
             .a = gram.At(first, 0).AsOperand(),
-            .b = gram.At(0, second).AsOperand(),
+            .b = gram.At(second, 0).AsOperand(/*transposed=*/true),
             .c = square.At(first, second).AsOperand()};
   }
-  Product Step(const MatrixBlock& polynomial, const MatrixBlock& x, const MatrixBlock& result,
+  // `copy` has the block as CopyBlock leaves it.
+  Product Step(const MatrixBlock& polynomial, const MatrixBlock& copy, const MatrixBlock& x,
                int64_t block) const {
-    const int64_t first = blocks().First(block), length_here = blocks().Length(block);
-    if (wide()) {
-      return {.m = side(),
-              .n = length_here,
-              .k = side(),
-              .a = polynomial.AsOperand(),
-              .b = x.At(0, first).AsOperand(),
-              .c = result.AsOperand()};
-    }
-    return {.m = length_here,
-            .n = side(),
+    const int64_t count = blocks().Length(block);
+    return {.m = wide() ? side() : count,
+            .n = wide() ? count : side(),
             .k = side(),
-            .a = x.At(first, 0).AsOperand(),
-            .b = polynomial.AsOperand(),
-            .c = result.AsOperand()};
+            .a = (wide() ? polynomial : copy).AsOperand(),
+            .b = (wide() ? copy : polynomial).AsOperand(/*transposed=*/true),
+            .c = BlockOf(x, block).AsOperand()};
   }
-  // Elements from one row of Step's result to the next: it is a matrix of its own.
-  int64_t ResultStride(int64_t block) const { return wide() ? blocks().Length(block) : side(); }
+  // copy[count, side] = a block of rows, or a block of columns as rows.
+  void CopyBlock(const MatrixBlock& x, int64_t block, const MatrixBlock& copy) const {
+    const int64_t count = blocks().Length(block);
+    if (wide()) {
+      Transpose(BlockOf(x, block), side(), count, copy);
+    } else {
+      std::memcpy(copy.data, BlockOf(x, block).data, count * side() * BytesOf(dtype));
+    }
+  }
+  MatrixBlock BlockOf(const MatrixBlock& x, int64_t block) const {
+    const int64_t first = blocks().First(block);
+    return wide() ? x.At(0, first) : x.At(first, 0);
+  }
 
   // --- Memory ---
   int64_t x_bytes() const { return Aligned(rows * columns * BytesOf(dtype)); }
   int64_t square_bytes() const { return Aligned(side() * side() * BytesOf(dtype)); }
-  int64_t result_bytes() const { return Aligned(side() * blocks().Length(0) * BytesOf(dtype)); }
+  int64_t copy_bytes() const { return Aligned(side() * blocks().Length(0) * BytesOf(dtype)); }
   int64_t ScratchBytes(int64_t slots, int64_t pad_bytes) const {
-    return x_bytes() + 2 * square_bytes() + std::min(slots, blocks().count()) * result_bytes() +
+    return x_bytes() + 2 * square_bytes() + std::min(slots, blocks().count()) * copy_bytes() +
            std::min(slots, most_tasks()) * pad_bytes;
   }
   int64_t most_tasks() const { return std::max(tiles().count(), blocks().count()); }
@@ -152,7 +155,7 @@ struct NewtonSchulz {
       consider(Square(square, square, i, j));
     }
     for (const int64_t block : {int64_t{0}, blocks().count() - 1}) {
-      consider(Step(square, x, {nullptr, dtype, ResultStride(block)}, block));
+      consider(Step(square, square, x, block));
     }
     return Aligned(bytes);
   }
@@ -161,16 +164,15 @@ struct NewtonSchulz {
 // p = kA I + kB gram + kC p on the tile with that first row and column.
 void MakePolynomial(const MatrixBlock& gram, const MatrixBlock& p, int64_t first_row, int64_t rows,
                     int64_t first_column, int64_t columns) {
+  kernels::Combine(p, p, kC, gram, kB, rows, columns);
+  if (first_row != first_column) return;
   for (int64_t i = 0; i < rows; ++i) {
-    const TensorView p_row{p.At(i, 0).data, p.dtype, {columns}, "polynomial"};
-    const TensorView gram_row{gram.At(i, 0).data, gram.dtype, {columns}, "gram"};
-    kernels::Combine(p_row, p_row, kC, gram_row, kB, 0, columns);
-    if (first_row != first_column) continue;
+    std::byte* const diagonal = p.At(i, i).data;
     if (p.dtype == DType::kF32) {
-      p_row.as<float>()[i] += kA;
+      *reinterpret_cast<float*>(diagonal) += kA;
     } else {
-      BF16& diagonal = p_row.as<BF16>()[i];
-      diagonal = ToBF16(ToFloat(diagonal) + kA);
+      BF16* const value = reinterpret_cast<BF16*>(diagonal);
+      *value = ToBF16(ToFloat(*value) + kA);
     }
   }
 }
@@ -187,8 +189,9 @@ class Muon final : public Rule {
     return {{"momentum", settings_.momentum, parameter.value.shape}};
   }
 
-  // X, two matrices of the smaller side, and for each thread, what oneDNN asks for and a block of
-  // X's successor. Together the blocks never exceed X: there are no more of them than it has.
+  // X, two matrices of the smaller side, and for each thread, a copy of a block of X and what
+  // oneDNN asks for. Together the copies never exceed X: there are no more of them than it has
+  // blocks.
   int64_t ScratchBytes(const Parameter& parameter, bool all_threads) const override {
     if (parameter.value.size() == 0) return 0;
     const NewtonSchulz shape = ShapeOf(parameter);
@@ -208,7 +211,8 @@ class Muon final : public Rule {
     const float keep = static_cast<float>(1 - lr * context.weight_decay);
     const float size = static_cast<float>(lr * ScaleOf(shape));
     ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
-      kernels::Descend(parameter.value, keep, x, size, context.rounding_key, begin, end);
+      kernels::Descend(RangeOf(parameter.value, begin), keep, RangeOf(x, begin), size, 1,
+                       end - begin, context.rounding_key, {begin / kernels::kStripe, 0});
     });
     return {};
   }
@@ -222,12 +226,8 @@ class Muon final : public Rule {
 
   int64_t Slots(bool all_threads) const { return all_threads ? threads_ : 1; }
 
-  // Asking oneDNN takes as long as some small products, and many tensors have one shape.
   int64_t PadBytes(const NewtonSchulz& shape) const {
-    const std::lock_guard lock(mutex_);
-    const auto [entry, is_new] = pad_bytes_.try_emplace({shape.rows, shape.columns}, 0);
-    if (is_new) entry->second = shape.PadBytes(matmul_);
-    return entry->second;
+    return pad_bytes_.Get(shape.rows, shape.columns, [&] { return shape.PadBytes(matmul_); });
   }
 
   double ScaleOf(const NewtonSchulz& shape) const {
@@ -261,8 +261,9 @@ class Muon final : public Rule {
     const float of_momentum = static_cast<float>(nesterov ? inverse * settings_.beta : inverse);
     const float of_gradient = static_cast<float>(inverse * context.gradient_scale);
     ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
-      kernels::Combine(x, momentum, of_momentum, nesterov ? gradient : TensorView{}, of_gradient,
-                       begin, end);
+      kernels::Combine(RangeOf(x, begin), RangeOf(momentum, begin), of_momentum,
+                       nesterov ? RangeOf(gradient, begin) : MatrixBlock{}, of_gradient, 1,
+                       end - begin);
     });
   }
 
@@ -270,9 +271,8 @@ class Muon final : public Rule {
     const int64_t slots = Slots(context.all_threads);
     const int64_t pad_bytes = PadBytes(shape);
     std::byte* const after_x = context.scratch + shape.x_bytes();
-    std::byte* const results = after_x + 2 * shape.square_bytes();
-    std::byte* const pads =
-        results + std::min(slots, shape.blocks().count()) * shape.result_bytes();
+    std::byte* const copies = after_x + 2 * shape.square_bytes();
+    std::byte* const pads = copies + std::min(slots, shape.blocks().count()) * shape.copy_bytes();
     const MatrixBlock x{direction.data, dtype_, shape.columns};
     const MatrixBlock gram{after_x, dtype_, shape.side()};
     const MatrixBlock polynomial{after_x + shape.square_bytes(), dtype_, shape.side()};
@@ -303,17 +303,9 @@ class Muon final : public Rule {
                      parts.Length(j));
     });
     ForTasks(shape.blocks().count(), slots, [&](int64_t block, int64_t slot) {
-      const MatrixBlock result{results + slot * shape.result_bytes(), dtype_,
-                               shape.ResultStride(block)};
-      run(shape.Step(polynomial, x, result, block), slot);
-      const int64_t first = shape.blocks().First(block);
-      const int64_t length = shape.blocks().Length(block);
-      const int64_t result_rows = shape.wide() ? shape.rows : length;
-      const int64_t row_bytes = (shape.wide() ? length : shape.columns) * BytesOf(dtype_);
-      for (int64_t i = 0; i < result_rows; ++i) {
-        const MatrixBlock to = shape.wide() ? x.At(i, first) : x.At(first + i, 0);
-        std::memcpy(to.data, result.At(i, 0).data, row_bytes);
-      }
+      const MatrixBlock copy{copies + slot * shape.copy_bytes(), dtype_, shape.side()};
+      shape.CopyBlock(x, block, copy);
+      run(shape.Step(polynomial, copy, x, block), slot);
     });
   }
 
@@ -321,8 +313,7 @@ class Muon final : public Rule {
   mutable Matmul matmul_;
   DType dtype_;
   int64_t threads_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::pair<int64_t, int64_t>, int64_t> pad_bytes_;  // by rows and columns
+  mutable ByShape<int64_t> pad_bytes_;
 };
 
 }  // namespace

@@ -12,9 +12,11 @@ namespace terrace {
   RULE("sage", MakeSage)           \
   RULE("sinkgd", MakeSinkGd)       \
   RULE("adamw", MakeAdamW)         \
+  RULE("adamw8bit", MakeAdamW8Bit) \
   RULE("adafactor", MakeAdafactor) \
   RULE("lion", MakeLion)           \
   RULE("muon", MakeMuon)           \
+  RULE("galore", MakeGalore)       \
   RULE("sgd", MakeSgd)
 
 #define TERRACE_DECLARE(name, make) std::unique_ptr<Rule> make(SettingsReader& settings);

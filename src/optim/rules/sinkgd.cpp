@@ -70,14 +70,14 @@ SinkGdSettings ReadSinkGdSettings(SettingsReader& settings) {
                                                 {"hidden_bf16", Momentum::kHiddenBF16}})};
   if (s.momentum != Momentum::kNone) s.beta = settings.Number("beta", 0.9, 0, kLargestBeta);
   if (s.direction == Direction::kSign) return s;
-  s.iterations = static_cast<int64_t>(settings.Number("iterations", 5, 1, 1000));
+  s.iterations = settings.Whole("iterations", 5, 1, 1000);
   s.eps = settings.Number("eps", 1e-8, kSmallestEps, 1);
   s.grouping = settings.Choice("grouping", Grouping::kTensor,
                                {{"tensor", Grouping::kTensor}, {"layer", Grouping::kLayer}});
   s.multiplier = settings.Choice("multiplier", Multiplier::kNone,
                                  {{"none", Multiplier::kNone}, {"neuron", Multiplier::kNeuron}});
   if (s.multiplier == Multiplier::kNone) return s;
-  s.block_neurons = static_cast<int64_t>(settings.Number("block_neurons", 1, 1, 1e9));
+  s.block_neurons = settings.Whole("block_neurons", 1, 1, 1'000'000'000);
   s.multiplier_beta2 = settings.Number("multiplier_beta2", 0.99, 0, kLargestBeta);
   s.multiplier_eps = settings.Number("multiplier_eps", 1e-8, kSmallestEps, 1);
   return s;

@@ -28,8 +28,8 @@ enum class EpsMode : uint8_t { kAbsolute, kRelative };
 // kFactored serves matrices by row and column means; tensors of other ranks stay exact.
 enum class SecondMoment : uint8_t { kFactored, kExact };
 
-// How the momentum is stored, if there is one.
-enum class Momentum : uint8_t { kNone, kF32, kBF16 };
+// How the momentum is stored, if there is one; int8: as codes of 8 bits by block (block_code.h).
+enum class Momentum : uint8_t { kNone, kF32, kBF16, kInt8 };
 
 struct SkewAdamSettings : AdamSettings {
   EpsMode eps_mode;
@@ -42,9 +42,11 @@ SkewAdamSettings ReadSkewAdamSettings(SettingsReader& settings) {
   return {ReadAdamSettings(settings),
           settings.Choice("eps_mode", EpsMode::kAbsolute,
                           {{"absolute", EpsMode::kAbsolute}, {"relative", EpsMode::kRelative}}),
-          settings.Choice(
-              "momentum", Momentum::kF32,
-              {{"none", Momentum::kNone}, {"f32", Momentum::kF32}, {"bf16", Momentum::kBF16}}),
+          settings.Choice("momentum", Momentum::kF32,
+                          {{"none", Momentum::kNone},
+                           {"f32", Momentum::kF32},
+                           {"bf16", Momentum::kBF16},
+                           {"int8", Momentum::kInt8}}),
           settings.Choice("second_moment", SecondMoment::kFactored,
                           {{"factored", SecondMoment::kFactored}, {"exact", SecondMoment::kExact}}),
           settings.Number("rms_clip", 1, 0, 1e30)};
@@ -57,9 +59,19 @@ class SkewAdam final : public Rule {
   std::vector<StateSpec> State(const Parameter& parameter) const override {
     const Shape& shape = parameter.value.shape;
     std::vector<StateSpec> state;
-    if (HasMomentum()) {
-      const DType dtype = settings_.momentum == Momentum::kBF16 ? DType::kBF16 : DType::kF32;
-      state.push_back({"momentum", dtype, shape});
+    switch (settings_.momentum) {
+      case Momentum::kNone:
+        break;
+      case Momentum::kF32:
+        state.push_back({"momentum", DType::kF32, shape});
+        break;
+      case Momentum::kBF16:
+        state.push_back({"momentum", DType::kBF16, shape});
+        break;
+      case Momentum::kInt8:
+        state.push_back({"momentum", DType::kU8, shape});
+        state.push_back({"momentum_scale", DType::kF32, kernels::CodeScales(shape)});
+        break;
     }
     if (Factored(shape)) {
       state.push_back({"row_second_moment", DType::kF32, {shape[0]}});
@@ -87,9 +99,10 @@ class SkewAdam final : public Rule {
     const double s = static_cast<double>(context.tensor_step);
     step.correction = std::sqrt(1 - std::pow(settings_.beta2, s));
     if (HasMomentum()) {
-      step.momentum = state[0];
+      const bool coded = settings_.momentum == Momentum::kInt8;
+      step.momentum = {state[0], coded ? state[1] : TensorView{}};
       step.correction *= 1 / (1 - std::pow(settings_.beta1, s));
-      state = state.subspan(1);
+      state = state.subspan(coded ? 2 : 1);
     }
     return Factored(parameter.value.shape)
                ? UpdateFactored(parameter.value, gradient, state[0], state[1], step, context)

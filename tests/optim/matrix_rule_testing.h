@@ -1,10 +1,16 @@
-// Eigenvalues of small symmetric matrices, for tests.
+// What the tests of rules for matrices share: plain matrices and their eigenvalues, and weights
+// after steps on a given number of threads.
 #pragma once
+
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
+
+#include "optim/rule_testing.h"
 
 namespace terrace {
 
@@ -51,7 +57,18 @@ inline Eigen EigenOf(PlainMatrix a) {
   const int64_t n = a.rows;
   PlainMatrix v(n, n);
   for (int64_t i = 0; i < n; ++i) v(i, i) = 1;
-  for (int sweep = 0; sweep < 30; ++sweep) {
+  // The squares beside the diagonal, over all squares.
+  const auto rest = [&] {
+    double beside = 0, all = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        all += a(i, j) * a(i, j);
+        if (i != j) beside += a(i, j) * a(i, j);
+      }
+    }
+    return all > 0 ? beside / all : 0;
+  };
+  for (int sweep = 0; sweep < 30 && rest() > 1e-28; ++sweep) {
     for (int64_t p = 0; p < n; ++p) {
       for (int64_t q = p + 1; q < n; ++q) {
         if (a(p, q) == 0) continue;
@@ -91,6 +108,49 @@ inline std::vector<double> SingularValuesOf(const PlainMatrix& a) {
       EigenOf(a.rows <= a.columns ? a * Transposed(a) : Transposed(a) * a).values;
   for (double& value : values) value = std::sqrt(std::max(0.0, value));
   return values;
+}
+
+// Memory of exactly that size, which the address sanitizer guards.
+struct ExactScratch {
+  explicit ExactScratch(int64_t bytes) : data(std::aligned_alloc(64, bytes)) {}
+  ~ExactScratch() { std::free(data); }
+  ExactScratch(const ExactScratch&) = delete;
+  ExactScratch& operator=(const ExactScratch&) = delete;
+  void* data;
+};
+
+// bfloat16 weights after three steps, as bytes.
+inline std::vector<std::byte> WeightsAfterSteps(std::string_view rule, const Settings& settings,
+                                                const Shape& shape, DType gradient_dtype,
+                                                int threads, bool all_threads) {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(threads);
+  std::vector<std::byte> bytes;
+  {
+    RuleBench bench(rule, settings, 0.05f, shape, DType::kBF16, gradient_dtype);
+    const ExactScratch scratch(bench.rule().ScratchBytes(bench.parameter(), all_threads));
+    bench.context().scratch = static_cast<std::byte*>(scratch.data);
+    bench.context().all_threads = all_threads;
+    Fill(bench.weight(), RandomValues(shape.size(), 0.5, 1));
+    for (int step = 0; step < 3; ++step) {
+      Fill(bench.gradient(), RandomValues(shape.size(), 0.01, 2 + step));
+      bench.Step();
+    }
+    bytes.assign(bench.weight().data, bench.weight().data + bench.weight().bytes());
+  }
+  omp_set_num_threads(before);
+  return bytes;
+}
+
+// The message of the Error that body() throws, or "".
+template <typename Body>
+std::string MessageOf(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace terrace

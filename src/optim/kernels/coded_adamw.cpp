@@ -1,0 +1,136 @@
+#include "optim/kernels/coded_adamw.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/kernels/coded_adamw.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "optim/kernels/block_code-inl.h"
+#include "optim/kernels/dispatch.h"
+#include "optim/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace terrace::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+struct Constants {
+  explicit HWY_INLINE Constants(const AdamWStep& step)
+      : scale(hn::Set(F32(), step.gradient_scale)),
+        beta1(hn::Set(F32(), static_cast<float>(step.beta1))),
+        gain1(hn::Set(F32(), static_cast<float>(1 - step.beta1))),
+        beta2(hn::Set(F32(), static_cast<float>(step.beta2))),
+        gain2(hn::Set(F32(), static_cast<float>(1 - step.beta2))),
+        keep(hn::Set(F32(), step.keep)),
+        step_size(hn::Set(F32(), step.step)),
+        correction(hn::Set(F32(), step.inverse_correction)),
+        eps(hn::Set(F32(), step.eps)) {}
+  VF scale, beta1, gain1, beta2, gain2, keep, step_size, correction, eps;
+};
+
+// The codes of one block of a moment, and its scale.
+struct Block {
+  uint8_t* codes;
+  float& scale;
+  uint64_t stripe_key;
+};
+
+template <typename Weight, typename Gradient>
+HWY_INLINE void UpdateBlock(Weight* weight, const Gradient* gradient, const Block& momentum,
+                            const Block& second, const Constants& c, int64_t units,
+                            UnitStore<Weight> store, int64_t first_unit) {
+  HWY_ALIGN float firsts[kCodeBlock];
+  HWY_ALIGN float seconds[kCodeBlock];
+  // Scales are powers of two: it does not matter which factor they go into.
+  const VF first_keep = hn::Mul(c.beta1, hn::Set(F32(), momentum.scale));
+  const VF second_keep = hn::Mul(c.beta2, hn::Set(F32(), second.scale));
+  LargestBits first_largest, second_largest;
+  for (int64_t at = 0; at < units * kUnit; at += kLanes) {
+    const VF g = hn::Mul(Load(gradient + at), c.scale);
+    const VF m = hn::MulAdd(first_keep, DecodeVector<Code::kSigned>(momentum.codes + at),
+                            hn::Mul(c.gain1, g));
+    const VF v = hn::MulAdd(second_keep, DecodeVector<Code::kUnsigned>(second.codes + at),
+                            hn::Mul(c.gain2, hn::Mul(g, g)));
+    first_largest.Add(m);
+    second_largest.AddPositive(v);
+    Store(m, firsts + at);
+    Store(v, seconds + at);
+  }
+  // Coding goes on while the weight waits for a root and a quotient.
+  UnitEncoder<Code::kSigned> encode_first(first_largest, momentum.stripe_key, first_unit);
+  UnitEncoder<Code::kUnsigned> encode_second(second_largest, second.stripe_key, first_unit);
+  for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
+    const auto updated = [&](int64_t in_unit) HWY_ATTR {
+      const VF m = Load(firsts + unit + in_unit);
+      const VF v = Load(seconds + unit + in_unit);
+      const VF denominator = hn::MulAdd(hn::Sqrt(v), c.correction, c.eps);
+      return hn::NegMulAdd(hn::Div(m, denominator), c.step_size,
+                           hn::Mul(Load(weight + unit + in_unit), c.keep));
+    };
+    store(updated, weight + unit);
+    encode_first(firsts + unit, momentum.codes + unit);
+    encode_second(seconds + unit, second.codes + unit);
+  }
+  momentum.scale = encode_first.Finish(units, momentum.codes);
+  second.scale = encode_second.Finish(units, second.codes);
+}
+
+void CodedAdamW(TensorView weight, TensorView gradient, const Stored& momentum,
+                const Stored& second, const AdamWStep& step, int64_t begin, int64_t end,
+                uint64_t rounding_key) {
+  uint8_t* m = momentum.values.as<uint8_t>();
+  uint8_t* s = second.values.as<uint8_t>();
+  float* first_scales = momentum.scales.as<float>();
+  float* second_scales = second.scales.as<float>();
+  const uint64_t first_key = MomentumKey(rounding_key);
+  const uint64_t second_key = SecondMomentKey(rounding_key);
+  const Constants constants(step);
+  const auto stripe = [&](auto* w, const auto* g, int64_t first, int64_t count) {
+    const int64_t number = first / kStripe;
+    const uint64_t weight_stripe = StripeKey(rounding_key, number);
+    const uint64_t first_stripe = StripeKey(first_key, number);
+    const uint64_t second_stripe = StripeKey(second_key, number);
+    ForCodeBlocks(
+        count,
+        [&](int64_t at, int64_t units, auto* w_at, const auto* g_at, uint8_t* m_at, uint8_t* s_at)
+            HWY_ATTR {
+              const int64_t block = (first + at) / kCodeBlock;
+              const int64_t first_unit = at / kUnit;
+              using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
+              UpdateBlock(w_at, g_at, Block{m_at, first_scales[block], first_stripe},
+                          Block{s_at, second_scales[block], second_stripe}, constants, units,
+                          Weights(weight_stripe, first_unit), first_unit);
+            },
+        w + first, g + first, m + first, s + first);
+  };
+  WithElements(weight, [&](auto* w) {
+    WithElements(gradient, [&](const auto* g) {
+      for (int64_t first = begin; first < end; first += kStripe) {
+        stripe(w, g, first, std::min(kStripe, end - first));
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace terrace::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace terrace::kernels {
+
+HWY_EXPORT(CodedAdamW);
+
+void CodedAdamWUpdate(TensorView weight, TensorView gradient, const Stored& momentum,
+                      const Stored& second, const AdamWStep& step, int64_t begin, int64_t end,
+                      uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(CodedAdamW)
+  (weight, gradient, momentum, second, step, begin, end, rounding_key);
+}
+
+}  // namespace terrace::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,198 @@
+#include "compare/comparison.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "compare/report.h"
+#include "compare/study_testing.h"
+#include "compare/tables.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+// AdamW is best at the edge, SkewAdam within; an ablation; one seed of SkewAdam diverged.
+class ComparisonTest : public ::testing::Test {
+ protected:
+  ComparisonTest()
+      : study_(StudyOf({.policies = {"adamw", "skewadam"},
+                        .ablations = {"skewadam-uniform"},
+                        .learning_rates = {"1", "2", "3"},
+                        .seeds = 3})) {
+    AddResult(results_, {"adamw", 1, 5}, 4);
+    AddResult(results_, {"adamw", 2, 5}, 3.5);
+    AddResult(results_, {"adamw", 3, 5}, 3);
+    AddResult(results_, {"skewadam", 1, 5}, 3.2);
+    AddResult(results_, {"skewadam", 2, 5}, 2.9);
+    AddDiverged(results_, {"skewadam", 3, 5});
+    AddResult(results_, {"adamw", 3, 6}, 3.1);
+    AddResult(results_, {"adamw", 3, 7}, 3.5);
+    AddResult(results_, {"skewadam", 2, 6}, 2.7);
+    AddDiverged(results_, {"skewadam", 2, 7});
+    for (const int64_t seed : {5, 6, 7}) AddResult(results_, {"skewadam-uniform", 2, seed}, 2.8);
+  }
+  Comparison Make() const {
+    return Compare(study_, results_,
+                   {.command = "terrace compare a | b",
+                    .machine = "a machine",
+                    .train_tokens = 2924058,
+                    .val_tokens = 1000});
+  }
+
+  Study study_;
+  RunResults results_;
+};
+
+TEST(MeanSpreadTest, IsTheSampleStandardDeviation) {
+  EXPECT_EQ(MeanSpreadOf({}).mean, 0);
+  EXPECT_EQ(MeanSpreadOf({3}).mean, 3);
+  EXPECT_FALSE(MeanSpreadOf({3}).deviation);
+  const MeanSpread spread = MeanSpreadOf({1, 2, 6});
+  EXPECT_DOUBLE_EQ(spread.mean, 3);
+  EXPECT_DOUBLE_EQ(*spread.deviation, std::sqrt((4 + 1 + 9) / 2.0));
+}
+
+TEST_F(ComparisonTest, RowsAreMeansOverSeedsAtTheChosenRate) {
+  const Comparison comparison = Make();
+  ASSERT_EQ(comparison.policies.size(), 3u);
+  const PolicyRow& adamw = comparison.policies[0];
+  EXPECT_EQ(adamw.learning_rate, 3);
+  EXPECT_TRUE(adamw.chosen.at_edge);
+  EXPECT_EQ(adamw.seeds, 3);
+  EXPECT_DOUBLE_EQ(adamw.loss.mean, 3.2);
+  EXPECT_DOUBLE_EQ(*adamw.loss.deviation, std::sqrt((0.04 + 0.01 + 0.09) / 2));
+  EXPECT_DOUBLE_EQ(adamw.perplexity.mean, (std::exp(3) + std::exp(3.1) + std::exp(3.5)) / 3);
+  ASSERT_EQ(adamw.validation.size(), 2u);
+  EXPECT_EQ(adamw.validation[0].tokens, 1280);
+  EXPECT_DOUBLE_EQ(adamw.validation[0].loss.mean, 4.2);
+  EXPECT_THAT(adamw.loads.at(0).counts, ElementsAre(30, 60, 90, 120));
+
+  const PolicyRow& skewadam = comparison.policies[1];
+  EXPECT_EQ(skewadam.learning_rate, 2);
+  EXPECT_FALSE(skewadam.chosen.at_edge);
+  EXPECT_EQ(skewadam.seeds, 2);
+  EXPECT_EQ(skewadam.diverged, 1);  // at this rate: the other one is in the sweep
+  EXPECT_DOUBLE_EQ(skewadam.loss.mean, 2.8);
+
+  const PolicyRow& uniform = comparison.policies[2];
+  EXPECT_EQ(uniform.base, "skewadam");
+  EXPECT_EQ(uniform.learning_rate, 2);
+  EXPECT_EQ(uniform.seeds, 3);
+  EXPECT_DOUBLE_EQ(*uniform.loss.deviation, 0);
+
+  EXPECT_EQ(comparison.runs_done, 13);
+  EXPECT_EQ(comparison.runs_total, 13);
+  EXPECT_EQ(comparison.title, "Comparison of adamw, skewadam, and 1 ablation");
+}
+
+TEST_F(ComparisonTest, TablesMarkWhatWasChosenAndWhatIsNotTuned) {
+  const std::string text = ToTerminal(Make());
+  EXPECT_THAT(text, HasSubstr("adamw             3 (best of 3), at the edge      3"));
+  EXPECT_THAT(text, HasSubstr("skewadam          2 (best of 3)                   2"));
+  EXPECT_THAT(text, HasSubstr("skewadam-uniform  2 (skewadam's)                  3"));
+  EXPECT_THAT(text, HasSubstr("2.8000 ± 0.1414"));
+  EXPECT_THAT(text, HasSubstr("3.0000       20.09  chosen, at the edge: a better one may lie"));
+  EXPECT_THAT(text, HasSubstr("2.9000       18.17  chosen\n"));
+  EXPECT_THAT(text, HasSubstr("diverged in step 7: the loss is not finite"));
+  EXPECT_THAT(text, Not(HasSubstr("runs are done")));
+
+  const std::string markdown = ToMarkdown(Make());
+  EXPECT_THAT(markdown, StartsWith("# Comparison of adamw, skewadam, and 1 ablation\n"));
+  EXPECT_THAT(markdown, HasSubstr("- **Command:** `terrace compare a | b`\n"));
+  EXPECT_THAT(markdown, HasSubstr("corpus: 2,924,058 tokens to train on, 1,000 to validate"));
+  EXPECT_THAT(markdown, HasSubstr("| adamw | 3 (best of 3), at the edge | 3 | 3.2000 ± 0.2646 |"));
+  EXPECT_THAT(markdown, HasSubstr("| 1.5 | 5.0 |"));  // MiB of state and at the peak
+}
+
+TEST_F(ComparisonTest, AnUnfinishedStudySaysSo) {
+  results_.erase("adamw-lr3-seed5");
+  results_.erase("skewadam-uniform-lr2-seed7");
+  const Comparison comparison = Make();
+  EXPECT_EQ(comparison.policies[0].learning_rate, 2);
+  EXPECT_FALSE(comparison.policies[0].chosen.complete);
+  const std::string text = ToTerminal(comparison);
+  EXPECT_THAT(text, HasSubstr("2 (best so far)"));
+  EXPECT_THAT(text, HasSubstr("to be run"));
+  EXPECT_THAT(text, HasSubstr("9 of 13 runs are done."));
+}
+
+TEST_F(ComparisonTest, WithoutResultsThereAreRowsWithoutNumbers) {
+  results_.clear();
+  const Comparison comparison = Make();
+  EXPECT_EQ(comparison.policies.size(), 3u);
+  EXPECT_EQ(comparison.runs_done, 0);
+  EXPECT_EQ(comparison.runs_total, 6 + 2 + 2 + 3);
+  EXPECT_THAT(ToTerminal(comparison), HasSubstr("0 of 13 runs are done."));
+  EXPECT_THAT(ToHtml(comparison), HasSubstr("\"runs_done\":0"));
+}
+
+TEST_F(ComparisonTest, APolicyThatAlwaysDivergesIsAResult) {
+  for (const double rate : {1.0, 2.0, 3.0}) AddDiverged(results_, {"adamw", rate, 5});
+  const Comparison comparison = Make();
+  EXPECT_FALSE(comparison.policies[0].learning_rate);
+  EXPECT_EQ(comparison.policies[0].diverged, 3);
+  EXPECT_THAT(ToTerminal(comparison), HasSubstr("all diverged"));
+}
+
+TEST_F(ComparisonTest, APerplexityBeyondAllNumbersHasAShortName) {
+  AddResult(results_, {"adamw", 3, 5}, 2.5);
+  AddResult(results_, {"adamw", 3, 6}, 50);
+  AddResult(results_, {"adamw", 3, 7}, 60);
+  EXPECT_THAT(ToTerminal(Make()), HasSubstr(" 3.81e+25 ± 6.59e+25 "));
+  AddResult(results_, {"adamw", 3, 7}, 1000);
+  EXPECT_THAT(ToTerminal(Make()), HasSubstr(" inf "));
+  EXPECT_THAT(ToJson(Make()), HasSubstr("\"perplexity\": {\n    \"mean\": null,"));
+}
+
+TEST_F(ComparisonTest, CsvHasALineForEachPolicyAndForEachRun) {
+  const std::string csv = ToCsv(Make());
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 1 + 3);
+  EXPECT_THAT(csv, HasSubstr("\nadamw,,3,3,true,3,0,3.2"));
+  EXPECT_THAT(csv, HasSubstr("\nskewadam-uniform,skewadam,2,0,false,3,0,2.8"));
+  const std::string runs = RunsToCsv(Make());
+  EXPECT_EQ(std::count(runs.begin(), runs.end(), '\n'), 1 + 13);
+  // Text with a comma is quoted.
+  EXPECT_THAT(runs, HasSubstr(",7,\"the loss is not finite, first in the head\"\n"));
+  const auto cells_of = [](const std::string& line) {
+    return std::count(line.begin(), line.end(), ',');
+  };
+  EXPECT_EQ(cells_of(csv.substr(0, csv.find('\n'))), 18);
+  results_.clear();
+  const std::string empty = ToCsv(Make());
+  EXPECT_EQ(cells_of(empty), 4 * 18);
+}
+
+TEST_F(ComparisonTest, NamesCannotBreakThePageOrTheTable) {
+  const std::string evil = "</script><b>|\"a\xff";
+  study_.policies[0].name = evil;
+  results_.clear();
+  for (const double rate : {1.0, 2.0, 3.0}) AddResult(results_, {evil, rate, 5}, rate);
+  const Comparison comparison = Make();
+  const std::string page = ToHtml(comparison);
+  EXPECT_THAT(page, Not(HasSubstr("</script><b>")));
+  EXPECT_THAT(page, HasSubstr("\\u003c/script>\\u003cb>|\\\"a"));
+  EXPECT_THAT(page, HasSubstr("Chart.js v"));
+  EXPECT_THAT(page, Not(HasSubstr("{{")));
+  EXPECT_THAT(ToMarkdown(comparison), HasSubstr("| \\</script>\\<b>\\|\"a"));
+  EXPECT_THAT(ToCsv(comparison), HasSubstr("\n\"</script><b>|\"\"a"));
+  const auto json = nlohmann::json::parse(ToJson(comparison));
+  EXPECT_THAT(json["policies"][0]["policy"].get<std::string>(), StartsWith("</script><b>|\"a"));
+}
+
+TEST_F(ComparisonTest, ThePageLoadsNothing) {
+  const std::string page = ToHtml(Make());
+  EXPECT_THAT(page, Not(HasSubstr("<link")));
+  EXPECT_THAT(page, Not(HasSubstr("src=")));
+  EXPECT_THAT(page, Not(HasSubstr("@import")));
+  EXPECT_THAT(page, Not(HasSubstr("fetch(")));
+}
+
+}  // namespace
+}  // namespace terrace
