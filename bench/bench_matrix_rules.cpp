@@ -66,19 +66,6 @@ std::vector<Subject> Subjects() {
   return subjects;
 }
 
-void FillRandom(TensorView view, uint64_t key) {
-  ParallelFor(view.size(), 1 << 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float value = 1e-3f * (static_cast<float>(RandomBits(key, i) >> 40) * 0x1p-23f - 1);
-      if (view.dtype == DType::kBF16) {
-        view.as<BF16>()[i] = ToBF16(value);
-      } else {
-        view.as<float>()[i] = value;
-      }
-    }
-  });
-}
-
 void Run(const Subject& subject) {
   ProductPeak peak(subject.products);
   Policy policy = PolicyNamed(subject.policy);

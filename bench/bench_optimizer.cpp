@@ -72,19 +72,6 @@ std::vector<Subject> Subjects() {
   };
 }
 
-void FillNormal(TensorView view, uint64_t key) {
-  ParallelFor(view.size(), 1 << 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float value = 1e-3f * (static_cast<float>(RandomBits(key, i) >> 40) * 0x1p-23f - 1);
-      if (view.dtype == DType::kBF16) {
-        view.as<BF16>()[i] = ToBF16(value);
-      } else {
-        view.as<float>()[i] = value;
-      }
-    }
-  });
-}
-
 // Of what the operating system tells; where it does not, so large that passes never count twice.
 int64_t LastLevelCacheBytes() {
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
@@ -106,8 +93,8 @@ bool Run(const Subject& subject, PlainLoop& loop) {
                                      parameter.name.c_str());
     const TensorView gradient =
         arena.Allocate(Memory::kGradients, subject.gradient_dtype, subject.shape, "gradient");
-    FillNormal(parameter.value, 2 * i);
-    FillNormal(gradient, 2 * i + 1);
+    FillRandom(parameter.value, 2 * i);
+    FillRandom(gradient, 2 * i + 1);
     updates.push_back({&parameter, gradient, 1});
   }
   Policy policy = PolicyNamed(subject.policy);

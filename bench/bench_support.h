@@ -15,6 +15,7 @@
 
 #include "core/arena.h"
 #include "core/parallel.h"
+#include "core/rng.h"
 
 namespace terrace {
 
@@ -81,6 +82,20 @@ class PlainLoop {
   float* x_ = Allocate();
   float* b_ = Allocate();
 };
+
+// Weights or gradients, float32 or bfloat16: uniform within 1e-3 of 0.
+inline void FillRandom(TensorView view, uint64_t key) {
+  ParallelFor(view.size(), 1 << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = 1e-3f * (static_cast<float>(RandomBits(key, i) >> 40) * 0x1p-23f - 1);
+      if (view.dtype == DType::kBF16) {
+        view.as<BF16>()[i] = ToBF16(value);
+      } else {
+        view.as<float>()[i] = value;
+      }
+    }
+  });
+}
 
 // Prints {"name", "value", "unit", "bar", "conditions"}; a figure without a bar has null there.
 // Returns whether the bar is met.

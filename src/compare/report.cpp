@@ -1,21 +1,15 @@
 #include "compare/report.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "compare/json_parts.h"
 #include "compare/page.h"
 #include "core/error.h"
 
 namespace terrace {
 namespace {
 
-// Keeps the order in which keys are added.
-using Json = nlohmann::ordered_json;
-
-// Names of files need not be UTF-8.
-std::string Dump(const Json& json, int indent) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
+using Json = OrderedJson;
 
 Json JsonOf(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
 
@@ -23,26 +17,15 @@ Json JsonOf(const MeanSpread& value) {
   return {{"mean", value.mean}, {"deviation", JsonOf(value.deviation)}};
 }
 
-template <size_t N, typename Enum>
-Json BytesJson(const std::array<int64_t, N>& bytes, Enum) {
-  Json json = Json::object();
-  for (size_t i = 0; i < N; ++i) json[std::string(NameOf(Enum(i)))] = bytes[i];
-  return json;
-}
-
 Json CurveJson(const std::vector<CurvePoint>& curve) {
   Json json = Json::array();
   for (const CurvePoint& point : curve) {
-    Json floored = Json::object();
-    for (size_t p = 0; p < kPopulations; ++p) {
-      if (point.floored[p]) floored[std::string(NameOf(Population(p)))] = *point.floored[p];
-    }
     json.push_back({{"tokens", point.tokens},
                     {"seconds", point.seconds},
                     {"loss", point.loss},
                     {"aux_loss", point.aux_loss},
                     {"imbalance", point.imbalance},
-                    {"floored", floored}});
+                    {"floored", FlooredJson(point)}});
   }
   return json;
 }
@@ -63,11 +46,7 @@ Json PolicyJson(const PolicyRow& row) {
   json["tokens_per_second"] = JsonOf(row.tokens_per_second);
   json["aux_loss"] = JsonOf(row.aux_loss);
   json["imbalance"] = JsonOf(row.imbalance);
-  json["memory"] = {
-      {"peak_bytes", row.memory.peak_bytes},
-      {"at_peak_bytes", BytesJson(row.memory.at_peak_bytes, Memory{})},
-      {"state_bytes", row.memory.state.total},
-      {"state_bytes_by_population", BytesJson(row.memory.state.by_population, Population{})}};
+  json["memory"] = MemoryJson(row.memory);
   json["validation"] = Json::array();
   for (const MeanValidationPoint& point : row.validation) {
     json["validation"].push_back({{"step", point.step},
@@ -77,16 +56,8 @@ Json PolicyJson(const PolicyRow& row) {
                                   {"perplexity", JsonOf(point.perplexity)}});
   }
   json["curve"] = CurveJson(row.curve);
-  json["loads"] = Json::array();
-  for (const ExpertLoads& layer : row.loads) {
-    json["loads"].push_back({{"layer", layer.layer}, {"counts", layer.counts}});
-  }
+  json["loads"] = LoadsJson(row.loads);
   return json;
-}
-
-Json DivergedJson(const std::optional<Divergence>& diverged) {
-  if (!diverged) return Json();
-  return {{"step", diverged->step}, {"reason", diverged->reason}};
 }
 
 Json ComparisonJson(const Comparison& comparison) {

@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
+#include "compare/json_parts.h"
 #include "core/error.h"
 
 namespace terrace {
 namespace {
 
-// Keeps the order in which keys are added.
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 constexpr int64_t kFormat = 1;
 
@@ -108,28 +107,6 @@ void AddMetrics(const std::vector<Json>& lines, RunResult& result) {
 
 // --- JSON ----------------------------------------------------------------------------------------
 
-Json FlooredJson(const CurvePoint& point) {
-  Json json = Json::object();
-  for (int p = 0; p < kPopulations; ++p) {
-    const std::optional<double>& share = point.floored[static_cast<size_t>(p)];
-    if (share) json[std::string(NameOf(Population(p)))] = *share;
-  }
-  return json;
-}
-
-Json MemoryJson(const RunMemory& memory) {
-  Json json = {{"peak_bytes", memory.peak_bytes}, {"state_bytes", memory.state.total}};
-  for (int c = 0; c < kMemoryCategories; ++c) {
-    json["at_peak_bytes"][std::string(NameOf(Memory(c)))] =
-        memory.at_peak_bytes[static_cast<size_t>(c)];
-  }
-  for (int p = 0; p < kPopulations; ++p) {
-    json["state_bytes_by_population"][std::string(NameOf(Population(p)))] =
-        memory.state.by_population[static_cast<size_t>(p)];
-  }
-  return json;
-}
-
 RunMemory MemoryOf(const Json& json) {
   RunMemory memory;
   memory.peak_bytes = json.at("peak_bytes");
@@ -212,9 +189,7 @@ std::string ToJson(const RunResult& result) {
                {"policy", facts.policy},
                {"learning_rate", facts.learning_rate},
                {"seed", facts.seed}};
-  if (facts.diverged) {
-    json["diverged"] = {{"step", facts.diverged->step}, {"reason", facts.diverged->reason}};
-  }
+  if (facts.diverged) json["diverged"] = DivergedJson(facts.diverged);
   json["steps"] = result.steps;
   json["tokens"] = result.tokens;
   json["seconds"] = result.seconds;
@@ -241,12 +216,8 @@ std::string ToJson(const RunResult& result) {
                              {"imbalance", point.imbalance},
                              {"floored", FlooredJson(point)}});
   }
-  json["loads"] = Json::array();
-  for (const ExpertLoads& layer : result.loads) {
-    json["loads"].push_back({{"layer", layer.layer}, {"counts", layer.counts}});
-  }
-  // Names of files need not be UTF-8.
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  json["loads"] = LoadsJson(result.loads);
+  return Dump(json, 1) + "\n";
 }
 
 RunResult ParseRunResult(std::string_view text, std::string_view path) {

@@ -26,10 +26,6 @@ constexpr int64_t kGuardBytes = 0;
 constexpr int64_t kGuardBytes = Arena::kAlignment;
 #endif
 
-int64_t RoundUp(int64_t bytes) {
-  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-}
-
 }  // namespace
 
 std::string_view NameOf(Memory category) {
@@ -48,7 +44,7 @@ std::string TextOf(const Phase& phase) {
 }
 
 Arena::Arena(int64_t capacity_bytes)
-    : capacity_bytes_(std::max(RoundUp(capacity_bytes), kAlignment)) {
+    : capacity_bytes_(std::max(Aligned(capacity_bytes), kAlignment)) {
   void* mapping = mmap(nullptr, capacity_bytes_, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
@@ -80,7 +76,7 @@ Arena::~Arena() {
 
 TensorView Arena::Allocate(Memory category, DType dtype, Shape shape, const char* name) {
   const int64_t used_bytes = shape.size() * BytesOf(dtype);
-  const int64_t held_bytes = RoundUp(used_bytes) + kGuardBytes;
+  const int64_t held_bytes = Aligned(used_bytes) + kGuardBytes;
   if (held_bytes > capacity_bytes_ - near_bytes_ - far_bytes_) {
     Fail("memory: {} ({}, {} {}) needs {} bytes, {} of {} are free", name, NameOf(category),
          NameOf(dtype), shape.ToString(), held_bytes, capacity_bytes_ - near_bytes_ - far_bytes_,

@@ -63,6 +63,9 @@ class Arena {
  public:
   // Every allocation is a multiple of this and aligned to it, in bytes.
   static constexpr int64_t kAlignment = 64;
+  static constexpr int64_t Aligned(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   // Throws Error when the mapping is refused.
   explicit Arena(int64_t capacity_bytes);

@@ -15,7 +15,7 @@ AccumulateSink::AccumulateSink(const Parameters& parameters, Optimizer& optimize
       gradients_.push_back({.view = kept, .outlives_step = true});
       continue;
     }
-    const DType dtype = parameter.value.dtype == DType::kBF16 ? gradient_dtype : DType::kF32;
+    const DType dtype = GradientTypeOf(parameter, gradient_dtype);
     gradients_.push_back({.view = arena.Allocate(Memory::kGradients, dtype, parameter.value.shape,
                                                  parameter.name.c_str())});
   }

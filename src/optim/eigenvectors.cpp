@@ -18,10 +18,6 @@ extern "C" void ssyevr_(const char* jobz, const char* range, const char* uplo, c
 namespace terrace {
 namespace {
 
-int64_t Aligned(int64_t bytes) {
-  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-}
-
 struct Workspace {
   int floats;
   int ints;
@@ -61,10 +57,10 @@ Workspace WorkspaceOf(int64_t size, int64_t count) {
 // What lies in `work`, in this order.
 struct Layout {
   explicit Layout(int64_t size, int64_t count, Workspace workspace)
-      : values(Aligned(size * sizeof(float))),
-        support(Aligned(2 * count * sizeof(int))),
-        floats(Aligned(int64_t{workspace.floats} * sizeof(float))),
-        ints(Aligned(int64_t{workspace.ints} * sizeof(int))) {}
+      : values(Arena::Aligned(size * sizeof(float))),
+        support(Arena::Aligned(2 * count * sizeof(int))),
+        floats(Arena::Aligned(int64_t{workspace.floats} * sizeof(float))),
+        ints(Arena::Aligned(int64_t{workspace.ints} * sizeof(int))) {}
   int64_t values, support, floats, ints;  // bytes
 };
 

@@ -20,10 +20,6 @@ constexpr uint64_t kRoundingPurpose = 0x726f756e64;
 // between the passes of a rule. Larger ones occupy all threads by themselves.
 constexpr int64_t kLargeTensor = int64_t{1} << 22;
 
-int64_t AlignedBytes(int64_t bytes) {
-  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-}
-
 // The policy's rules, in the order of its entries. Throws Error naming policy and population.
 std::vector<std::unique_ptr<Rule>> MakeRules(const Policy& policy) {
   std::vector<std::unique_ptr<Rule>> rules;
@@ -95,7 +91,7 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
     const std::vector<StateSpec> specs = SpecsOf(policy, *rules_[entry], parameter);
     int64_t& scratch_bytes = IsLarge(parameter) ? large_scratch_bytes_ : small_scratch_bytes_;
     scratch_bytes = std::max(
-        scratch_bytes, AlignedBytes(rules_[entry]->ScratchBytes(parameter, IsLarge(parameter))));
+        scratch_bytes, Arena::Aligned(rules_[entry]->ScratchBytes(parameter, IsLarge(parameter))));
     const PolicyEntry& of_policy = policy.entries[entry];
     const std::string group = rules_[entry]->GroupOf(parameter);
     const int64_t next_group = static_cast<int64_t>(groups.size());
@@ -197,9 +193,7 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
 
   PopulationReports sums{};
   for (size_t i = 0; i < updates.size(); ++i) {
-    UpdateReport& sum = sums[static_cast<int>(updates[i].parameter->population)];
-    sum.floored += reports[i].floored;
-    sum.entries += reports[i].entries;
+    sums[static_cast<int>(updates[i].parameter->population)] += reports[i];
   }
   return sums;
 }

@@ -24,14 +24,10 @@ ReleaseSink::ReleaseSink(const Parameters& parameters, Optimizer& optimizer, Are
     unit.kept = optimizer.KeptGradient(parameter);
     unit.outlives_step = !unit.kept.empty();
     if (parameter.contributions > 1 && !unit.outlives_step) {
-      unit.kept = arena.Allocate(Memory::kGradients, GradientTypeOf(parameter),
+      unit.kept = arena.Allocate(Memory::kGradients, GradientTypeOf(parameter, gradient_dtype_),
                                  parameter.value.shape, parameter.name.c_str());
     }
   }
-}
-
-DType ReleaseSink::GradientTypeOf(const Parameter& parameter) const {
-  return parameter.value.dtype == DType::kBF16 ? gradient_dtype_ : DType::kF32;
 }
 
 void ReleaseSink::BeginStep(int64_t, float learning_rate) {
@@ -51,8 +47,8 @@ GradientSlot ReleaseSink::Begin(const Parameter& parameter) {
   Open& open = open_.emplace_back(Open{&parameter, std::nullopt});
   if (unit.kept.empty() || HasBuffer(unit)) {
     open.frame.emplace(arena_);
-    return {arena_.Allocate(Memory::kGradients, GradientTypeOf(parameter), parameter.value.shape,
-                            parameter.name.c_str()),
+    return {arena_.Allocate(Memory::kGradients, GradientTypeOf(parameter, gradient_dtype_),
+                            parameter.value.shape, parameter.name.c_str()),
             false};
   }
   if (unit.outlives_step && unit.received == 0) optimizer_.DecayKeptGradient(parameter);
@@ -100,10 +96,8 @@ void ReleaseSink::Complete(const Parameter& parameter, TensorView gradient) {
   if (clipping_.kind == ClippingKind::kPerTensor) {
     scale = ClippingScale(std::sqrt(unit.squared_norm), clipping_.max_norm);
   }
-  const UpdateReport report = optimizer_.Apply({&parameter, gradient, scale}, learning_rate_);
-  UpdateReport& sum = result_.reports[static_cast<int>(parameter.population)];
-  sum.floored += report.floored;
-  sum.entries += report.entries;
+  result_.reports[static_cast<int>(parameter.population)] +=
+      optimizer_.Apply({&parameter, gradient, scale}, learning_rate_);
   ++result_.updated_tensors;
 }
 

@@ -45,7 +45,6 @@ class ReleaseSink final : public StepSink {
     std::optional<Arena::Frame> frame;
   };
 
-  DType GradientTypeOf(const Parameter& parameter) const;
   // The optimizer's buffer got this step's gradient in the pass before: what comes now is no news.
   bool HasBuffer(const Unit& unit) const;
   void Count(const Parameter& parameter, TensorView gradient);

@@ -44,6 +44,12 @@ struct StepContext {
 struct UpdateReport {
   int64_t floored = 0;  // entries of the second moment at or below the eps floor
   int64_t entries = 0;  // entries examined for that
+
+  UpdateReport& operator+=(const UpdateReport& other) {
+    floored += other.floored;
+    entries += other.entries;
+    return *this;
+  }
 };
 
 // One tensor's part in a joint update.

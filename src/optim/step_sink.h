@@ -29,6 +29,12 @@ struct StepResult {
   const Parameter* fault = nullptr;
 };
 
+// What a gradient is kept in: `gradient_dtype` (float32 or bfloat16) for bfloat16 weights, float32
+// else.
+inline DType GradientTypeOf(const Parameter& parameter, DType gradient_dtype) {
+  return parameter.value.dtype == DType::kBF16 ? gradient_dtype : DType::kF32;
+}
+
 class StepSink : public GradientSink {
  public:
   // Whether every backward call has to be given all micro-batches of the step; else each its own.

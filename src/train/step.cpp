@@ -124,8 +124,8 @@ double RunTogether(Model& model, std::span<const Pass> passes, bool checkpointin
       LayerRouting layer;
       x = checkpointing ? ForwardOnly(model, *blocks[i], passes[m], x, &layer)
                         : blocks[i]->Forward(passes[m], x, saved[i][m], &layer);
-      if (blocks[i]->feed_forward() == FeedForwardKind::kMoe)
-        routing[m].push_back(std::move(layer));
+      if (blocks[i]->feed_forward() != FeedForwardKind::kMoe) continue;
+      routing[m].push_back(std::move(layer));
     }
   }
 

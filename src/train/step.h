@@ -22,8 +22,8 @@ struct StepLosses {
 
 struct PassSettings {
   uint64_t noise_key = 0;  // one per (seed, step)
-  bool checkpointing =
-      false;  // a block keeps its input only and is run again for its backward pass
+  // A block keeps its input only and is run again for its backward pass.
+  bool checkpointing = false;
   // All micro-batches take a layer before any takes the next, and share backward calls; else one
   // goes forward and back before the next.
   bool together = false;

@@ -15,6 +15,7 @@
 
 #include "optim/rule.h"
 #include "optim/rules/adaptive.h"
+#include "optim/rules/common.h"
 #include "optim/settings.h"
 
 namespace terrace {
@@ -37,7 +38,7 @@ AdafactorSettings ReadAdafactorSettings(SettingsReader& settings) {
       .momentum = settings.Choice<std::optional<DType>>(
           "momentum", std::nullopt,
           {{"none", std::nullopt}, {"f32", DType::kF32}, {"bf16", DType::kBF16}})};
-  if (s.momentum) s.beta1 = settings.Number("beta1", 0.9, 0, 0.9999999);
+  if (s.momentum) s.beta1 = settings.Number("beta1", 0.9, 0, kLargestBeta);
   return s;
 }
 
@@ -49,12 +50,7 @@ class Adafactor final : public Rule {
     const Shape& shape = parameter.value.shape;
     std::vector<StateSpec> state;
     if (settings_.momentum) state.push_back({"momentum", *settings_.momentum, shape});
-    if (shape.rank() == 2) {
-      state.push_back({"row_second_moment", DType::kF32, {shape[0]}});
-      state.push_back({"column_second_moment", DType::kF32, {shape[1]}});
-    } else {
-      state.push_back({"second_moment", DType::kF32, shape});
-    }
+    AddSecondMoment(shape, shape.rank() == 2, state);
     return state;
   }
 

@@ -5,6 +5,7 @@
 
 #include "optim/kernels/elementwise.h"
 #include "optim/rule.h"
+#include "optim/rules/common.h"
 #include "optim/settings.h"
 
 namespace terrace {
@@ -16,10 +17,6 @@ struct AdamSettings {
 };
 
 inline AdamSettings ReadAdamSettings(SettingsReader& settings) {
-  // Below 1 in float32 too: an average that forgets nothing never leaves zero.
-  constexpr double kLargestBeta = 0.9999999;
-  // Below it the square root of eps in float32 would no longer guard a division.
-  constexpr double kSmallestEps = 1e-30;
   return {.beta1 = settings.Number("beta1", 0.9, 0, kLargestBeta),
           .beta2 = settings.Number("beta2", 0.999, 0, kLargestBeta),
           .eps = settings.Number("eps", 1e-8, kSmallestEps, 1)};
@@ -32,7 +29,7 @@ inline kernels::AdamWStep AdamWStepOf(const AdamSettings& settings, const StepCo
       .gradient_scale = context.gradient_scale,
       .beta1 = settings.beta1,
       .beta2 = settings.beta2,
-      .keep = static_cast<float>(1 - lr * context.weight_decay),
+      .keep = KeepOf(context),
       .step = static_cast<float>(lr / (1 - std::pow(settings.beta1, step))),
       .inverse_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(settings.beta2, step))),
       .eps = static_cast<float>(settings.eps)};

@@ -9,6 +9,7 @@
 #include "core/parallel.h"
 #include "optim/kernels/elementwise.h"
 #include "optim/kernels/factored.h"
+#include "optim/rules/common.h"
 #include "optim/rules/row_blocks.h"
 
 namespace terrace {
@@ -22,10 +23,6 @@ float FloorOf(const AdaptiveStep& step, double mean) {
 double ClipOf(const AdaptiveStep& step, double squares, int64_t size) {
   if (step.rms_clip == 0) return 1;
   return std::max(1.0, std::sqrt(squares / static_cast<double>(size)) / step.rms_clip);
-}
-
-float KeepOf(const StepContext& context) {
-  return static_cast<float>(1 - static_cast<double>(context.learning_rate) * context.weight_decay);
 }
 
 // Of second moments that are means of `summands` squares; the sums are of the gradient before its
@@ -61,6 +58,15 @@ kernels::AverageStep AverageOf(const AdaptiveStep& step, const StepContext& cont
 }
 
 }  // namespace
+
+void AddSecondMoment(const Shape& shape, bool factored, std::vector<StateSpec>& state) {
+  if (factored) {
+    state.push_back({"row_second_moment", DType::kF32, {shape[0]}});
+    state.push_back({"column_second_moment", DType::kF32, {shape[1]}});
+  } else {
+    state.push_back({"second_moment", DType::kF32, shape});
+  }
+}
 
 UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView row_moments,
                             TensorView column_moments, const AdaptiveStep& step,

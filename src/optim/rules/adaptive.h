@@ -10,7 +10,7 @@
 //   w <- w (1 - lr * decay) - lr * u, or of an average a <- beta1 a + (1 - beta1) u in place of u
 #pragma once
 
-#include <span>
+#include <vector>
 
 #include "core/tensor.h"
 #include "optim/kernels/block_code.h"
@@ -35,6 +35,9 @@ struct AdaptiveStep {
   double floor = 0;
   double relative_floor = 0;
 };
+
+// The state that the updates below move: row and column moments of a matrix, or one an element.
+void AddSecondMoment(const Shape& shape, bool factored, std::vector<StateSpec>& state);
 
 // Two passes over a matrix. Reports columns whose second moment is floored.
 UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView row_moments,

@@ -40,10 +40,6 @@ GaloreSettings ReadGaloreSettings(SettingsReader& settings) {
           settings.Number("alpha", 0.25, 0, 1e6)};
 }
 
-int64_t Aligned(int64_t bytes) {
-  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-}
-
 constexpr int64_t kFloatBytes = sizeof(float);
 
 // A [rows, columns] matrix is worked on in blocks: of some columns, all rows, where it is wide, of
@@ -106,9 +102,11 @@ struct Projection {
   }
 
   // --- Memory ---
-  int64_t block_bytes() const { return Aligned(side() * blocks().Length(0) * kFloatBytes); }
-  int64_t projected_bytes() const { return Aligned(rank * blocks().Length(0) * kFloatBytes); }
-  int64_t gram_bytes() const { return Aligned(side() * side() * kFloatBytes); }
+  int64_t block_bytes() const { return Arena::Aligned(side() * blocks().Length(0) * kFloatBytes); }
+  int64_t projected_bytes() const {
+    return Arena::Aligned(rank * blocks().Length(0) * kFloatBytes);
+  }
+  int64_t gram_bytes() const { return Arena::Aligned(side() * side() * kFloatBytes); }
   // Of a block, as matrices of their own.
   MatrixBlock OwnBlock(std::byte* data, int64_t number) const {
     return {data, DType::kF32, block_columns(number)};
@@ -126,9 +124,9 @@ struct Pads {
 };
 
 Pads PadsOf(const Projection& shape, Matmul& matmul) {
-  Pads pads{0, 0, Aligned(EigenvectorWorkBytes(shape.side(), shape.rank))};
+  Pads pads{0, 0, Arena::Aligned(EigenvectorWorkBytes(shape.side(), shape.rank))};
   const auto consider = [&](const Product& product, int64_t& bytes) {
-    bytes = std::max(bytes, Aligned(matmul.ScratchBytes(product, /*parallel=*/false)));
+    bytes = std::max(bytes, Arena::Aligned(matmul.ScratchBytes(product, /*parallel=*/false)));
   };
   const MatrixBlock projector{nullptr, DType::kF32, shape.side()};
   const int64_t last_tile = shape.tiles().parts.count() - 1;
@@ -194,7 +192,7 @@ class Galore final : public Rule {
                                       .inverse_correction = static_cast<float>(
                                           1 / std::sqrt(1 - std::pow(settings_.beta2, step))),
                                       .eps = static_cast<float>(settings_.eps)};
-    const float keep = static_cast<float>(1 - lr * context.weight_decay);
+    const float keep = KeepOf(context);
     const float size =
         static_cast<float>(lr * settings_.alpha / (1 - std::pow(settings_.beta1, step)));
 

@@ -23,6 +23,7 @@
 #include "core/parallel.h"
 #include "optim/kernels/blocks.h"
 #include "optim/rule.h"
+#include "optim/rules/common.h"
 #include "optim/settings.h"
 #include "optim/tiles.h"
 
@@ -47,10 +48,10 @@ struct MuonSettings {
 };
 
 MuonSettings ReadMuonSettings(SettingsReader& settings) {
-  return {.beta = settings.Number("beta", 0.95, 0, 0.9999999),
+  return {.beta = settings.Number("beta", 0.95, 0, kLargestBeta),
           .nesterov = settings.Flag("nesterov", true),
           .ns_steps = settings.Whole("ns_steps", 5, 1, 100),
-          .eps = settings.Number("eps", 1e-7, 1e-30, 1),
+          .eps = settings.Number("eps", 1e-7, kSmallestEps, 1),
           .scale = settings.Choice(
               "scale", Scale::kMoonshot,
               {{"none", Scale::kNone}, {"keller", Scale::kKeller}, {"moonshot", Scale::kMoonshot}}),
@@ -58,10 +59,6 @@ MuonSettings ReadMuonSettings(SettingsReader& settings) {
                                        {{"bf16", DType::kBF16}, {"f32", DType::kF32}}),
           .momentum = settings.Choice("momentum", DType::kF32,
                                       {{"f32", DType::kF32}, {"bf16", DType::kBF16}})};
-}
-
-int64_t Aligned(int64_t bytes) {
-  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
 }
 
 // X is [rows, columns]; its Gram matrix and the polynomial are [side, side], of the smaller side.
@@ -131,9 +128,11 @@ struct NewtonSchulz {
   }
 
   // --- Memory ---
-  int64_t x_bytes() const { return Aligned(rows * columns * BytesOf(dtype)); }
-  int64_t square_bytes() const { return Aligned(side() * side() * BytesOf(dtype)); }
-  int64_t copy_bytes() const { return Aligned(side() * blocks().Length(0) * BytesOf(dtype)); }
+  int64_t x_bytes() const { return Arena::Aligned(rows * columns * BytesOf(dtype)); }
+  int64_t square_bytes() const { return Arena::Aligned(side() * side() * BytesOf(dtype)); }
+  int64_t copy_bytes() const {
+    return Arena::Aligned(side() * blocks().Length(0) * BytesOf(dtype));
+  }
   int64_t ScratchBytes(int64_t slots, int64_t pad_bytes) const {
     return x_bytes() + 2 * square_bytes() + std::min(slots, blocks().count()) * copy_bytes() +
            std::min(slots, most_tasks()) * pad_bytes;
@@ -157,7 +156,7 @@ struct NewtonSchulz {
     for (const int64_t block : {int64_t{0}, blocks().count() - 1}) {
       consider(Step(square, square, x, block));
     }
-    return Aligned(bytes);
+    return Arena::Aligned(bytes);
   }
 };
 
@@ -208,7 +207,7 @@ class Muon final : public Rule {
     for (int64_t step = 0; step < settings_.ns_steps; ++step) Iterate(shape, x, context);
 
     const double lr = context.learning_rate;
-    const float keep = static_cast<float>(1 - lr * context.weight_decay);
+    const float keep = KeepOf(context);
     const float size = static_cast<float>(lr * ScaleOf(shape));
     ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
       kernels::Descend(RangeOf(parameter.value, begin), keep, RangeOf(x, begin), size, 1,

@@ -13,6 +13,7 @@
 #include "optim/kernels/factored.h"
 #include "optim/kernels/sign.h"
 #include "optim/rule.h"
+#include "optim/rules/common.h"
 #include "optim/rules/row_blocks.h"
 #include "optim/rules/sign_settings.h"
 
@@ -96,7 +97,7 @@ std::unique_ptr<Rule> MakeSage(SettingsReader& settings) {
   const SignSettings shared = ReadSignSettings(settings);
   const DType momentum =
       settings.Choice("momentum", DType::kF32, {{"f32", DType::kF32}, {"bf16", DType::kBF16}});
-  return std::make_unique<Sage>(shared, momentum, settings.Number("eps", 1e-8, 1e-30, 1));
+  return std::make_unique<Sage>(shared, momentum, settings.Number("eps", 1e-8, kSmallestEps, 1));
 }
 
 }  // namespace terrace

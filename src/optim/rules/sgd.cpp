@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "optim/kernels/elementwise.h"
 #include "optim/rule.h"
+#include "optim/rules/common.h"
 #include "optim/settings.h"
 
 namespace terrace {
@@ -26,7 +27,7 @@ SgdSettings ReadSgdSettings(SettingsReader& settings) {
                     "momentum", DType::kF32,
                     {{"none", std::nullopt}, {"f32", DType::kF32}, {"bf16", DType::kBF16}})};
   if (!s.momentum) return s;
-  s.beta = settings.Number("beta", 0.9, 0, 0.9999999);
+  s.beta = settings.Number("beta", 0.9, 0, kLargestBeta);
   s.nesterov = settings.Flag("nesterov", false);
   return s;
 }
@@ -42,11 +43,10 @@ class Sgd final : public Rule {
 
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
-    const double lr = context.learning_rate;
     const kernels::SgdStep step{.gradient_scale = context.gradient_scale,
                                 .beta = static_cast<float>(settings_.beta),
                                 .nesterov = settings_.nesterov,
-                                .keep = static_cast<float>(1 - lr * context.weight_decay),
+                                .keep = KeepOf(context),
                                 .step = context.learning_rate};
     const TensorView momentum = settings_.momentum ? state[0] : TensorView{};
     ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {

@@ -3,6 +3,7 @@
 
 #include "optim/kernels/sign.h"
 #include "optim/rule.h"
+#include "optim/rules/common.h"
 #include "optim/settings.h"
 
 namespace terrace {
@@ -13,17 +14,15 @@ struct SignSettings {
 };
 
 inline SignSettings ReadSignSettings(SettingsReader& settings) {
-  constexpr double kLargestBeta = 0.9999999;  // below 1 in float32 too
   return {.beta1 = settings.Number("beta1", 0.9, 0, kLargestBeta),
           .beta2 = settings.Number("beta2", 0.99, 0, kLargestBeta)};
 }
 
 inline kernels::SignStep StepOf(const SignSettings& settings, const StepContext& context) {
-  const double lr = context.learning_rate;
   return {.gradient_scale = context.gradient_scale,
           .beta1 = settings.beta1,
           .beta2 = settings.beta2,
-          .keep = static_cast<float>(1 - lr * context.weight_decay),
+          .keep = KeepOf(context),
           .step = context.learning_rate};
 }
 

@@ -27,6 +27,7 @@
 #include "optim/kernels/factored.h"
 #include "optim/kernels/sign.h"
 #include "optim/rule.h"
+#include "optim/rules/common.h"
 #include "optim/rules/row_blocks.h"
 #include "optim/settings.h"
 
@@ -56,8 +57,6 @@ struct SinkGdSettings {
 
 // Settings without effect stay unread, and are therefore refused.
 SinkGdSettings ReadSinkGdSettings(SettingsReader& settings) {
-  constexpr double kLargestBeta = 0.9999999;  // below 1 in float32 too
-  constexpr double kSmallestEps = 1e-30;
   SinkGdSettings s{.scale = settings.Number("scale", 0.05, 0, 1e6),
                    .direction = settings.Choice(
                        "direction", Direction::kSinkhorn,
@@ -199,10 +198,6 @@ class SinkGd final : public Rule {
   float GradientScale(const StepContext& context) const {
     return context.gradient_scale * static_cast<float>(Hidden() ? 1 - settings_.beta : 1);
   }
-  static float Keep(const StepContext& context) {
-    return static_cast<float>(1 -
-                              static_cast<double>(context.learning_rate) * context.weight_decay);
-  }
 
   // sign(beta m + (1 - beta) g) is the sign of the momentum that is kept.
   void ApplySign(const TensorUpdate& update) const {
@@ -211,7 +206,7 @@ class SinkGd final : public Rule {
         .gradient_scale = context.gradient_scale,
         .beta1 = settings_.beta,
         .beta2 = settings_.beta,
-        .keep = Keep(context),
+        .keep = KeepOf(context),
         .step = static_cast<float>(context.learning_rate * settings_.scale)};
     const TensorView momentum = StatedMomentum() ? update.state[0] : TensorView{};
     const TensorView weight = update.parameter->value;
@@ -266,7 +261,7 @@ class SinkGd final : public Rule {
               const std::vector<float>& column_factors, float step) const {
     const auto& [x, first_row] = stack.matrices[m];
     ForBlocks(RowBlocks(x.rows()), [&](int64_t, int64_t begin, int64_t end) {
-      kernels::FactoredUpdate(update.parameter->value, x, Keep(update.context), step, begin, end,
+      kernels::FactoredUpdate(update.parameter->value, x, KeepOf(update.context), step, begin, end,
                               stack.row_factors.data() + first_row, column_factors.data(),
                               update.context.rounding_key, {});
     });

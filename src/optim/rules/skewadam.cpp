@@ -73,12 +73,7 @@ class SkewAdam final : public Rule {
         state.push_back({"momentum_scale", DType::kF32, kernels::CodeScales(shape)});
         break;
     }
-    if (Factored(shape)) {
-      state.push_back({"row_second_moment", DType::kF32, {shape[0]}});
-      state.push_back({"column_second_moment", DType::kF32, {shape[1]}});
-    } else {
-      state.push_back({"second_moment", DType::kF32, shape});
-    }
+    AddSecondMoment(shape, Factored(shape), state);
     return state;
   }
 
