@@ -42,9 +42,10 @@ double CpuBackend::HeadLoss(TensorView x, TensorView w, TensorView targets, floa
   const int64_t chunk = ChunkTokens(tokens, vocabulary);
   const TensorView logits =
       arena().Allocate(Memory::kScratch, DType::kF32, {chunk, vocabulary}, "head.logits");
-  // The gradient of the logits, in the dtype of the products that use it.
+  // The gradient of the logits, in the dtype of the products that use it: products that widen
+  // their inputs take it as it is.
   TensorView dlogits = logits;
-  if (gradient && x.dtype != DType::kF32) {
+  if (gradient && x.dtype == DType::kBF16 && matmul_->HasBF16()) {
     dlogits = arena().Allocate(Memory::kScratch, x.dtype, {chunk, vocabulary}, "head.dlogits");
   }
   std::vector<float> losses(dry() ? 0 : static_cast<size_t>(tokens));
@@ -68,7 +69,7 @@ double CpuBackend::HeadLoss(TensorView x, TensorView w, TensorView targets, floa
           TERRACE_CHECK(target >= 0 && target < vocabulary, "target {} of {} at token {}", target,
                         vocabulary, first + row);
           losses[static_cast<size_t>(first + row)] = CrossEntropyRow(
-              row_logits, vocabulary, target, loss_scale, row_dlogits.data, x.dtype);
+              row_logits, vocabulary, target, loss_scale, row_dlogits.data, dlogits.dtype);
         }
       });
     }

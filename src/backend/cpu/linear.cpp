@@ -4,6 +4,7 @@
 // packs the weight anew for each task, which pays from some tens of rows on, and threads never
 // wait for each other inside a product. Gradients of weights are split by rows of the weight.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
@@ -20,6 +21,9 @@ constexpr int64_t kMaxTaskRows = 1024;
 constexpr int64_t kMaxGroupedTaskRows = 512;
 // Tokens that are widened to float32 at a time where a product needs it.
 constexpr int64_t kWidenedRows = 256;
+// The same of weights and their gradients, in bytes of float32: a slice stays in cache between
+// being widened and being used.
+constexpr int64_t kWidenedBytes = int64_t{8} << 20;
 // Longest sum over tokens for which scratch is sampled; see Matmul::ScratchBound.
 constexpr int64_t kSampledTokens = int64_t{1} << 16;
 
@@ -29,6 +33,13 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 
 Operand OperandOf(TensorView view, bool transposed = false) {
   return {view.data, view.dtype, view.columns(), transposed};
+}
+
+// Rows of a weight that are in float32 at the same time.
+int64_t SliceRows(TensorView w) {
+  if (w.dtype == DType::kF32) return w.rows();
+  const int64_t fitting = kWidenedBytes / (w.columns() * BytesOf(DType::kF32));
+  return std::min(w.rows(), std::max<int64_t>(fitting, 1));
 }
 
 struct Task {
@@ -69,6 +80,18 @@ struct RowProducts {
         .add = add,
         .kernel = w_transposed || weight.dtype == DType::kBF16 ? Kernel::kBlocked : Kernel::kAnyM};
   }
+
+  // What the weight's rows from `first` on, held in `slice`, contribute to `whole`: some columns of
+  // y, or a term of its sum.
+  Product OnSlice(const Product& whole, int64_t first, TensorView slice) const {
+    Product product = whole;
+    product.b = OperandOf(slice, w_transposed);
+    Operand& cut = w_transposed ? product.c : product.a;
+    if (cut.data != nullptr) cut.data += first * BytesOf(cut.dtype);
+    (w_transposed ? product.n : product.k) = slice.rows();
+    product.add |= !w_transposed && first > 0;
+    return product;
+  }
 };
 
 void CheckRowProducts(const RowProducts& products) {
@@ -85,47 +108,61 @@ void CheckRowProducts(const RowProducts& products) {
   }
 }
 
+// Room for `shape` in float32 where `like` is of another dtype.
+TensorView WideScratch(Arena& arena, TensorView like, Shape shape, const char* name) {
+  if (like.dtype == DType::kF32) return {};
+  return arena.Allocate(Memory::kScratch, DType::kF32, shape, name);
+}
+
+// A view in float32, or in place of another the room for its copy.
+TensorView Widest(TensorView view, TensorView wide) { return wide.empty() ? view : wide; }
+
 // Dtypes that oneDNN does not take as they are go through float32 copies, some rows at a time.
 void RunWidened(Backend& backend, Matmul& matmul, const RowProducts& products,
                 std::span<const Task> tasks) {
   Arena& arena = backend.arena();
   const Arena::Frame frame(arena);
-  const auto scratch = [&](TensorView like, Shape shape, const char* name) {
-    return like.dtype == DType::kF32 ? TensorView{}
-                                     : arena.Allocate(Memory::kScratch, DType::kF32, shape, name);
-  };
-  const TensorView wide_w = scratch(products.w[0], products.w[0].shape, "linear.wide_w");
+  const TensorView any_w = products.w[0];
+  const int64_t slice_rows = SliceRows(any_w);
+  const TensorView wide_w =
+      WideScratch(arena, any_w, {slice_rows, any_w.columns()}, "linear.wide_w");
   const TensorView wide_x =
-      scratch(products.x, {kWidenedRows, products.in_width()}, "linear.wide_x");
+      WideScratch(arena, products.x, {kWidenedRows, products.in_width()}, "linear.wide_x");
   const TensorView wide_y =
-      scratch(products.y, {kWidenedRows, products.out_width()}, "linear.wide_y");
-  const auto widened = [](TensorView view, TensorView wide) {
-    TensorView f32 = wide.empty() ? view : wide;
-    f32.dtype = DType::kF32;
-    return f32;
-  };
-  Product largest = products.On({0, 0, kWidenedRows}, widened(products.x, wide_x),
-                                widened(products.w[0], wide_w), widened(products.y, wide_y));
-  const int64_t bytes =
-      matmul.ScratchBound(largest, Matmul::Axis::kM, kWidenedRows, /*parallel=*/true);
+      WideScratch(arena, products.y, {kWidenedRows, products.out_width()}, "linear.wide_y");
+  int64_t bytes = 0;
+  for (const int64_t rows : {slice_rows, (any_w.rows() - 1) % slice_rows + 1}) {
+    const TensorView slice = Widest(any_w, wide_w).Rows(0, rows);
+    const Product largest =
+        products.OnSlice(products.On({0, 0, kWidenedRows}, Widest(products.x, wide_x), slice,
+                                     Widest(products.y, wide_y)),
+                         0, slice);
+    bytes = std::max(
+        bytes, matmul.ScratchBound(largest, Matmul::Axis::kM, kWidenedRows, /*parallel=*/true));
+  }
   const TensorView pad =
       arena.Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
   if (backend.dry()) return;
 
-  int64_t widened_group = -1;
+  std::pair<int64_t, int64_t> widened{-1, -1};  // the group and first row of what is in wide_w
   for (const Task& task : tasks) {
     const TensorView weight = products.w[static_cast<size_t>(task.group)];
-    if (!wide_w.empty() && widened_group != task.group) backend.Copy(weight, wide_w);
-    widened_group = task.group;
-
     const TensorView x_rows = products.x.Rows(task.first_row, task.rows);
     const TensorView y_rows = products.y.Rows(task.first_row, task.rows);
     const TensorView x = wide_x.empty() ? x_rows : wide_x.Rows(0, task.rows);
     const TensorView y = wide_y.empty() ? y_rows : wide_y.Rows(0, task.rows);
     if (!wide_x.empty()) backend.Copy(x_rows, x);
     if (!wide_y.empty() && products.add) backend.Copy(y_rows, y);
-    matmul.Run(products.On(task, x, wide_w.empty() ? weight : wide_w, y), /*parallel=*/true,
-               pad.data, pad.bytes());
+    for (int64_t first = 0; first < weight.rows(); first += slice_rows) {
+      const TensorView rows = weight.Rows(first, std::min(slice_rows, weight.rows() - first));
+      const TensorView slice = wide_w.empty() ? rows : wide_w.Rows(0, rows.rows());
+      if (!wide_w.empty() && widened != std::pair(task.group, first)) {
+        backend.Copy(rows, slice);
+        widened = {task.group, first};
+      }
+      matmul.Run(products.OnSlice(products.On(task, x, slice, y), first, slice),
+                 /*parallel=*/true, pad.data, pad.bytes());
+    }
     if (!wide_y.empty()) backend.Copy(y, y_rows);
   }
 }
@@ -150,41 +187,60 @@ void RunTasks(Backend& backend, Matmul& matmul, const RowProducts& products,
   });
 }
 
-// dw (+)= dy^T * x, some tokens at a time.
+// dw (+)= dy^T * x, some tokens and some rows of dw at a time.
 void RunWidenedWeight(Backend& backend, Matmul& matmul, TensorView dy, TensorView x, TensorView dw,
                       bool add) {
   Arena& arena = backend.arena();
-  const auto scratch = [&](Shape shape, const char* name) {
-    return arena.Allocate(Memory::kScratch, DType::kF32, shape, name);
+  const TensorView wide_dy = WideScratch(arena, dy, {kWidenedRows, dy.columns()}, "linear.wide_dy");
+  const TensorView wide_x = WideScratch(arena, x, {kWidenedRows, x.columns()}, "linear.wide_x");
+  const int64_t slice_rows = SliceRows(dw);
+  const TensorView wide_dw = WideScratch(arena, dw, {slice_rows, dw.columns()}, "linear.wide_dw");
+  const auto product = [&](TensorView dy_tokens, int64_t first, TensorView x_tokens,
+                           TensorView slice) {
+    Operand columns = OperandOf(dy_tokens, /*transposed=*/true);
+    if (columns.data != nullptr) columns.data += first * BytesOf(columns.dtype);
+    return Product{.m = slice.rows(),
+                   .n = x.columns(),
+                   .k = x_tokens.rows(),
+                   .a = columns,
+                   .b = OperandOf(x_tokens),
+                   .c = OperandOf(slice),
+                   .add = true,
+                   .kernel = Kernel::kAnyK};
   };
-  const TensorView wide_dy = scratch({kWidenedRows, dy.columns()}, "linear.wide_dy");
-  const TensorView wide_x = scratch({kWidenedRows, x.columns()}, "linear.wide_x");
-  const bool in_place = dw.dtype == DType::kF32;
-  const TensorView wide_dw = in_place ? dw : scratch(dw.shape, "linear.wide_dw");
-  Product product{.m = dy.columns(),
-                  .n = x.columns(),
-                  .k = kWidenedRows,
-                  .a = OperandOf(wide_dy, /*transposed=*/true),
-                  .b = OperandOf(wide_x),
-                  .c = OperandOf(wide_dw),
-                  .add = true,
-                  .kernel = Kernel::kAnyK};
-  const int64_t bytes = matmul.ScratchBytes(product, /*parallel=*/true);
-  const TensorView pad = scratch({(bytes + 3) / 4}, "linear.scratchpad");
+  int64_t bytes = 0;
+  for (const int64_t rows : {slice_rows, (dw.rows() - 1) % slice_rows + 1}) {
+    Product largest =
+        product(Widest(dy, wide_dy), 0, Widest(x, wide_x), Widest(dw, wide_dw).Rows(0, rows));
+    largest.k = kWidenedRows;
+    bytes = std::max(bytes, matmul.ScratchBytes(largest, /*parallel=*/true));
+  }
+  const TensorView pad =
+      arena.Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
   if (backend.dry()) return;
 
-  if (!add) {
-    backend.Zero(wide_dw);
-  } else if (!in_place) {
-    backend.Copy(dw, wide_dw);
+  const auto widened = [&](TensorView view, int64_t first, int64_t count, TensorView wide) {
+    const TensorView rows = view.Rows(first, count);
+    if (wide.empty()) return rows;
+    backend.Copy(rows, wide.Rows(0, count));
+    return wide.Rows(0, count);
+  };
+  for (int64_t row = 0; row < dw.rows(); row += slice_rows) {
+    const TensorView target = dw.Rows(row, std::min(slice_rows, dw.rows() - row));
+    const TensorView slice = wide_dw.empty() ? target : wide_dw.Rows(0, target.rows());
+    if (!add) {
+      backend.Zero(slice);
+    } else if (!wide_dw.empty()) {
+      backend.Copy(target, slice);
+    }
+    for (int64_t token = 0; token < dy.rows(); token += kWidenedRows) {
+      const int64_t tokens = std::min(kWidenedRows, dy.rows() - token);
+      matmul.Run(product(widened(dy, token, tokens, wide_dy), row,
+                         widened(x, token, tokens, wide_x), slice),
+                 /*parallel=*/true, pad.data, pad.bytes());
+    }
+    if (!wide_dw.empty()) backend.Copy(slice, target);
   }
-  for (int64_t first = 0; first < dy.rows(); first += kWidenedRows) {
-    product.k = std::min(kWidenedRows, dy.rows() - first);
-    backend.Copy(dy.Rows(first, product.k), wide_dy.Rows(0, product.k));
-    backend.Copy(x.Rows(first, product.k), wide_x.Rows(0, product.k));
-    matmul.Run(product, /*parallel=*/true, pad.data, pad.bytes());
-  }
-  if (!in_place) backend.Copy(wide_dw, dw);
 }
 
 bool IsNative(const Matmul& matmul, DType a, DType b) {
