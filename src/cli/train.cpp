@@ -21,7 +21,7 @@ struct TrainFlags {
   std::filesystem::path config;
   std::filesystem::path output;
   std::vector<std::string> assignments;
-  bool resume = false;
+  TrainOptions options;
   bool settings = false;
 };
 
@@ -35,7 +35,8 @@ void RunTrain(TrainFlags flags) {
   const StopSignals stop("\nending after this step; once more ends at once, without saving\n");
   std::signal(SIGPIPE, SIG_IGN);  // that nobody reads the progress is no reason to stop
   if (flags.config.empty()) {
-    if (!flags.resume || flags.output.empty()) Fail("train: name a configuration (a .toml file)");
+    if (!flags.options.resume || flags.output.empty())
+      Fail("train: name a configuration (a .toml file)");
     flags.config = RunFolder{flags.output}.config();
   }
   if (flags.output.empty()) flags.output = std::filesystem::path("runs") / flags.config.stem();
@@ -46,7 +47,7 @@ void RunTrain(TrainFlags flags) {
   {
     TrainProgress progress;
     result = Train(
-        config, flags.output, flags.resume,
+        config, flags.output, flags.options,
         {.begin = [&](const RunSummary& summary) { progress.Begin(summary); },
          .step = [&](const StepMetrics& metrics) { progress.Step(metrics); },
          .warning = [&](std::string_view text) { progress.Note(fmt::format("warning: {}", text)); },
@@ -85,7 +86,7 @@ void AddTrainCommand(CLI::App& app) {
       ->add_option("-o,--output", flags->output,
                    "The folder of the run (default: runs/ and the configuration's name)")
       ->option_text("FOLDER");
-  command->add_flag("--resume", flags->resume, "Continue the run in the folder");
+  command->add_flag("--resume", flags->options.resume, "Continue the run in the folder");
   command
       ->add_option_function<int64_t>(
           "--threads",
@@ -94,6 +95,8 @@ void AddTrainCommand(CLI::App& app) {
           },
           "0: as many as run at once; as --set training.threads=N")
       ->option_text("N");
+  command->add_flag("--overcommit", flags->options.overcommit,
+                    "Start even if the plan is larger than the memory that is free");
   command->add_flag("--settings", flags->settings,
                     "Print every setting with its meaning and value (of CONFIG.toml, or the "
                     "default), and do nothing else");

@@ -55,9 +55,11 @@ void TrainProgress::Describe(const RunSummary& summary) {
                    static_cast<double>(summary.size.parameters) / 1e6,
                    static_cast<double>(summary.size.active_parameters) / 1e6));
   Note(
-      fmt::format("memory: {:.1f} MiB (weights {:.1f}, optimizer {:.1f}, gradients {:.1f}, "
+      fmt::format("memory: {:.1f} of {:.0f} MiB that are free (weights {:.1f}, optimizer {:.1f}, "
+                  "gradients {:.1f}, "
                   "activations {:.1f}, scratch {:.1f})",
-                  static_cast<double>(plan.total_peak_bytes) / kMiB, mebibytes(Memory::kWeights),
+                  static_cast<double>(plan.total_peak_bytes) / kMiB,
+                  static_cast<double>(summary.free_bytes) / kMiB, mebibytes(Memory::kWeights),
                   mebibytes(Memory::kOptimizer), mebibytes(Memory::kGradients),
                   mebibytes(Memory::kActivations), mebibytes(Memory::kScratch)));
   Note(fmt::format("data: {} tokens to train on, {} to validate; matrix products: {:.0f} GFLOP/s",

@@ -244,7 +244,7 @@ class Runner {
                    .diverged = {}};
     try {
       const TrainResult trained =
-          Train(ConfigOf(study_, run), path, RunFolder{path}.HoldsRun(), callbacks);
+          Train(ConfigOf(study_, run), path, {.resume = RunFolder{path}.HoldsRun()}, callbacks);
       if (trained.interrupted) return false;
     } catch (const DivergedError& error) {
       facts.diverged = Divergence{error.step(), error.reason()};

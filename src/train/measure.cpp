@@ -92,12 +92,13 @@ int64_t AvailableMemoryBytes() {
   return available;
 }
 
-void RequireMemory(int64_t bytes) {
+void RequireMemory(int64_t bytes, std::string_view advice) {
   constexpr double kGiB = 1 << 30;
   const int64_t available = AvailableMemoryBytes();
   if (bytes <= available) return;
-  Fail("memory: {:.2f} GiB are needed and {:.2f} GiB are free", static_cast<double>(bytes) / kGiB,
-       static_cast<double>(available) / kGiB);
+  Fail("memory: {:.2f} GiB are needed and {:.2f} GiB are free{}{}",
+       static_cast<double>(bytes) / kGiB, static_cast<double>(available) / kGiB,
+       advice.empty() ? "" : ": ", advice);
 }
 
 }  // namespace terrace

@@ -183,8 +183,9 @@ Ledger PlanTraining(const RunConfig& config, ArenaWatcher* watcher) {
   return machine.arena.ledger();
 }
 
-TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resume,
+TrainResult Train(const RunConfig& config, const fs::path& run_folder, const TrainOptions& options,
                   const TrainCallbacks& callbacks) {
+  const bool resume = options.resume;
   // All that can be refused is refused before anything is written.
   const TrainingConfig& training = config.training;
   const RunFolder run{run_folder};
@@ -203,7 +204,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
   RunSummary summary;
   summary.size = SizeOf(config.model);
   summary.plan = PlanTraining(config);
-  RequireMemory(summary.plan.total_peak_bytes);
+  summary.free_bytes = AvailableMemoryBytes();
   if (corpus.val) CheckEvaluationData(*corpus.val, EvaluationShapeOf(config));
   summary.peak_flops = MeasureProductFlops(config.model.weight_dtype);
   summary.train_tokens = corpus.train.size();
@@ -212,8 +213,12 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, bool resu
       resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
-  if (!resume) CreateFolder(run, config_toml, tokenizer, lock);
   if (callbacks.begin) callbacks.begin(summary);
+  if (!options.overcommit) {
+    RequireMemory(summary.plan.total_peak_bytes,
+                  "`terrace plan` tells what would fit; --overcommit starts all the same");
+  }
+  if (!resume) CreateFolder(run, config_toml, tokenizer, lock);
 
   Machine machine(config, Arena(summary.plan.total_peak_bytes));
   RunState state;

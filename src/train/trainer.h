@@ -20,6 +20,7 @@ namespace terrace {
 struct RunSummary {
   ModelSize size;
   Ledger plan;               // of the dry run: the memory that the run takes, to the byte
+  int64_t free_bytes = 0;    // what the machine could give now
   double peak_flops = 0;     // of matrix products, as measured
   int64_t train_tokens = 0;  // of the data
   int64_t val_tokens = 0;    // 0: no evaluation
@@ -27,8 +28,13 @@ struct RunSummary {
   int64_t last_step = 0;
 };
 
+struct TrainOptions {
+  bool resume = false;
+  bool overcommit = false;  // start even where the plan exceeds the free memory
+};
+
 struct TrainCallbacks {
-  // Before memory is taken and filled, which takes a while for a large model.
+  // When all but the memory is known to be there, and before anything is written.
   std::function<void(const RunSummary&)> begin;
   std::function<void(const StepMetrics&)> step;
   std::function<void(std::string_view)> warning;
@@ -58,14 +64,14 @@ class DivergedError : public Error {
   std::string reason_;
 };
 
-// Trains `config` in `run_folder`: a new one, or, with `resume`, one that holds a run of the same
-// model, data, seed and shapes, which goes on from its newest checkpoint bit for bit as if it had
-// not stopped. Finds its memory by a dry run first and takes no more.
+// Trains `config` in `run_folder`: a new one, or, with options.resume, one that holds a run of the
+// same model, data, seed and shapes, which goes on from its newest checkpoint bit for bit as if it
+// had not stopped. Finds its memory by a dry run first and takes no more.
 //
 // Throws Error on one line: when the folder holds a run already, the data or the configuration is
-// at fault, or the disk is full; DivergedError, naming step and tensor.
-TrainResult Train(const RunConfig& config, const std::filesystem::path& run_folder, bool resume,
-                  const TrainCallbacks& callbacks);
+// at fault, memory is short, or the disk is full; DivergedError, naming step and tensor.
+TrainResult Train(const RunConfig& config, const std::filesystem::path& run_folder,
+                  const TrainOptions& options, const TrainCallbacks& callbacks);
 
 // The ledger of a step and an evaluation of `config`, from a run without data, which `watcher` may
 // follow. Nothing of the data that `config` names is looked at.

@@ -14,6 +14,7 @@
 namespace terrace {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -279,13 +280,19 @@ TEST_F(TrainCommandTest, ADamagedCheckpointIsNamed) {
 
 TEST_F(TrainCommandTest, WhatDoesNotFitInMemoryIsRefused) {
   for (const char* setting : {"model.vocab_size=2147483647", "model.ffn_width=2147483647"}) {
-    EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--set", setting}), HasSubstr("memory: "))
+    EXPECT_THAT(LateErrorOf({"train", Config(), "-o", "run", "--set", setting}),
+                AllOf(StartsWith("terrace: memory: "), HasSubstr(" GiB are needed and "),
+                      EndsWith("--overcommit starts all the same\n")))
         << setting;
   }
   EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--set", "model.vocab_size=2147483647",
                        "--set", "model.width=2147483520"}),
               HasSubstr("more than 2^48 elements"));
   EXPECT_TRUE(fs::is_empty(folder_.path()));
+  // More than processors can address: the attempt is made, and fails.
+  EXPECT_THAT(LateErrorOf({"train", Config(), "-o", "run", "--overcommit", "--set",
+                           "model.ffn_width=2147483647", "--set", "model.width=65536"}),
+              HasSubstr("cannot map "));
 }
 
 // A kill between making the folder and writing the configuration.

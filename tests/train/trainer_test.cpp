@@ -39,7 +39,7 @@ class TrainerTest : public ::testing::Test {
   // Stops after `stop_after` steps in total, as an interrupt does.
   TrainResult Run(const fs::path& folder, bool resume = false, int64_t stop_after = INT64_MAX) {
     int64_t last = 0;
-    return Train(config_, folder, resume,
+    return Train(config_, folder, {.resume = resume},
                  {.begin = {},
                   .step = [&](const StepMetrics& metrics) { last = metrics.step; },
                   .warning = [&](std::string_view text) { warnings_.emplace_back(text); },
@@ -321,7 +321,7 @@ TEST_F(TrainerTest, TheAuxiliaryLossKeepsRoutersBalanced) {
     config_.model.router.aux_coefficient = coefficient;
     warnings_.clear();
     double last = 0;
-    Train(config_, folder_ / name, false,
+    Train(config_, folder_ / name, {},
           {.begin = {},
            .step = [&](const StepMetrics& m) { last = m.layers[0].load.effective_experts; },
            .warning = [&](std::string_view text) { warnings_.emplace_back(text); },
