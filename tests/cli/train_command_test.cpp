@@ -7,9 +7,11 @@
 
 #include "cli/command_test.h"
 #include "core/atomic_file.h"
+#include "core/rng.h"
 #include "data/files.h"
 #include "data/tokenizer_files.h"
 #include "support/small_run.h"
+#include "train/checkpoint.h"
 
 namespace terrace {
 namespace {
@@ -213,6 +215,61 @@ TEST_F(TrainCommandTest, KilledWhileSavingItResumesBitForBit) {
   EXPECT_THAT(resumed.errors, HasSubstr("resumed after step 10"));
   EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
   EXPECT_FALSE(fs::exists(folder_ / "cut/checkpoints/step-20.tmp"));
+}
+
+// Wherever a kill falls, all that is under a checkpoint's name is complete, has the weights of a
+// run that nobody disturbed, and is what the next start goes on from.
+TEST_F(TrainCommandTest, KilledFiftyTimesAnywhereItLosesNothing) {
+  const auto arguments = [&](const std::string& output, int64_t keep) {
+    return std::vector<std::string>{"train", Config(),
+                                    "-o",    output,
+                                    "--set", "training.steps=600",
+                                    "--set", "training.eval_interval=0",
+                                    "--set", "training.checkpoint_interval=5",
+                                    "--set", fmt::format("training.keep={}", keep)};
+  };
+  ASSERT_EQ(Run(arguments("whole", 1000)).exit_code, 0);
+  const fs::path checkpoints = folder_ / "cut/checkpoints";
+  const auto begin = [&] {
+    std::vector<std::string> all = arguments("cut", 2);
+    if (fs::exists(folder_ / "cut/config.toml")) all.push_back("--resume");
+    return Arguments(all);
+  };
+  int compared = 0;
+  for (int kill = 0; kill < 50;) {
+    const std::optional<fs::path> before = LatestCheckpoint(checkpoints);
+    Program program(begin(), Options());
+    // Half of the kills fall anywhere in the first tenth of a second, half around a checkpoint.
+    if (kill % 2 == 0) {
+      for (int wait = 0; LatestCheckpoint(checkpoints) == before && wait < 60'000; ++wait) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    const uint64_t draw = RandomBits(7, static_cast<uint64_t>(kill));
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(draw % (kill % 2 == 0 ? 10'000 : 100'000)));
+    program.Send(SIGKILL);
+    const ProgramResult result = program.Wait();
+    if (result.exit_code == 0) {  // it was faster: again from the start
+      fs::remove_all(folder_ / "cut");
+      continue;
+    }
+    ASSERT_EQ(result.signal, SIGKILL) << result.errors;
+    ++kill;
+    if (!fs::exists(checkpoints)) continue;
+    for (const auto& entry : fs::directory_iterator(checkpoints)) {
+      if (!StepOf(entry.path())) continue;
+      const fs::path same = folder_ / "whole/checkpoints" / entry.path().filename();
+      for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+        ASSERT_EQ(ReadFile(entry.path() / file), ReadFile(same / file)) << entry.path();
+      }
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 50);
+  const ProgramResult resumed = Program(begin(), Options()).Wait();
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
+  EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
 }
 
 TEST_F(TrainCommandTest, InterruptsSaveAndExitWithZero) {
