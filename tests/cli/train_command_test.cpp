@@ -1,6 +1,7 @@
 // terrace train, eval and generate as a user runs them.
 
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <fstream>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "core/rng.h"
 #include "data/files.h"
 #include "data/tokenizer_files.h"
+#include "model/presets.h"
 #include "support/small_run.h"
 #include "train/checkpoint.h"
 
@@ -333,6 +335,28 @@ TEST_F(TrainCommandTest, ADamagedCheckpointIsNamed) {
   // The checkpoint before it serves.
   fs::remove_all(folder_ / "run/checkpoints/step-20");
   EXPECT_EQ(Run({"train", "-o", "run", "--resume"}).exit_code, 0);
+}
+
+// As the kernel sees the process: the plan, and little for the program itself.
+TEST_F(TrainCommandTest, ResidentMemoryIsThePlan) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer takes memory of its own";
+#endif
+  RunConfig config = SmallRun(*shared_ / "corpus");
+  config.model = PresetNamed("moe-110m");
+  config.training.steps = 2;
+  config.training.eval_interval = 1;
+  for (const SinkKind sink : {SinkKind::kAccumulate, SinkKind::kRelease}) {
+    config.training.sink = sink;
+    const std::string name = sink == SinkKind::kRelease ? "release" : "accumulate";
+    std::ofstream(folder_ / (name + ".toml")) << ToToml(FieldsOf(config));
+    const ProgramResult result = Run({"train", name + ".toml", "-o", name});
+    ASSERT_EQ(result.exit_code, 0) << result.errors;
+    const auto planned = MetricOf(folder_ / name / "metrics.jsonl", "planned_peak_bytes");
+    const double excess = static_cast<double>(result.peak_resident_bytes) - planned.at(0);
+    EXPECT_LT(std::abs(excess), 150.0 * (1 << 20)) << name << ": " << planned.at(0);
+    fs::remove_all(folder_ / name);
+  }
 }
 
 TEST_F(TrainCommandTest, WhatDoesNotFitInMemoryIsRefused) {

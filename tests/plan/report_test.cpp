@@ -3,9 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <regex.h>
 
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <sstream>
 
@@ -225,32 +225,59 @@ TEST(ReportTest, SaysWhatAForeignPlanLeavesOut) {
   EXPECT_THROW(LoadSubject("no-such-preset", "", {}), Error);
 }
 
+// A POSIX extended regular expression: GCC 12 warns inside std::regex.
+class Pattern {
+ public:
+  explicit Pattern(const char* text) { EXPECT_EQ(regcomp(&compiled_, text, REG_EXTENDED), 0); }
+  ~Pattern() { regfree(&compiled_); }
+  Pattern(const Pattern&) = delete;
+  Pattern& operator=(const Pattern&) = delete;
+
+  // The match and its groups; empty without a match.
+  std::vector<std::string> Match(const std::string& text) const {
+    std::vector<regmatch_t> places(compiled_.re_nsub + 1);
+    if (regexec(&compiled_, text.c_str(), places.size(), places.data(), 0) != 0) return {};
+    std::vector<std::string> groups;
+    for (const regmatch_t& place : places) {
+      const bool taken = place.rm_so >= 0;
+      groups.push_back(taken ? text.substr(static_cast<size_t>(place.rm_so),
+                                           static_cast<size_t>(place.rm_eo - place.rm_so))
+                             : "");
+    }
+    return groups;
+  }
+
+ private:
+  regex_t compiled_;
+};
+
 // Tags that nest and close, attributes in quotes, no bare & or <.
 void ExpectWellFormed(const std::string& xml) {
   std::vector<std::string> open;
-  static const std::regex tag(
-      R"re(<(/?)([a-z]+)((?: [a-z:A-Z0-9-]+="[^"<&]*(?:&[a-z]+;[^"<&]*)*")*) ?(/?)>)re");
+  const Pattern entity("^&[a-z]+;");
+  const Pattern tag(
+      R"re(^<(/?)([a-z]+)(( [a-z:A-Z0-9-]+="[^"<&]*(&[a-z]+;[^"<&]*)*")*) ?(/?)>$)re");
   size_t at = 0;
   while (at < xml.size()) {
     const size_t next = xml.find('<', at);
     const std::string text = xml.substr(at, next - at);
     if (open.empty() || open.back() != "style") {
       for (size_t i = text.find('&'); i != std::string::npos; i = text.find('&', i + 1)) {
-        EXPECT_TRUE(std::regex_search(text.substr(i, 8), std::regex("^&[a-z]+;"))) << text;
+        EXPECT_FALSE(entity.Match(text.substr(i, 8)).empty()) << text;
       }
     }
     if (next == std::string::npos) break;
     const size_t end = xml.find('>', next);
     ASSERT_NE(end, std::string::npos);
     const std::string element = xml.substr(next, end - next + 1);
-    std::smatch match;
-    ASSERT_TRUE(std::regex_match(element, match, tag)) << element.substr(0, 200);
-    if (!match[1].str().empty()) {
+    const std::vector<std::string> match = tag.Match(element);
+    ASSERT_FALSE(match.empty()) << element.substr(0, 200);
+    if (!match[1].empty()) {
       ASSERT_FALSE(open.empty());
-      EXPECT_EQ(open.back(), match[2].str());
+      EXPECT_EQ(open.back(), match[2]);
       open.pop_back();
-    } else if (match[4].str().empty()) {
-      open.push_back(match[2].str());
+    } else if (match[6].empty()) {
+      open.push_back(match[2]);
     }
     at = end + 1;
   }
@@ -261,12 +288,7 @@ TEST(ChartTest, IsWellFormedAndNamesThePeak) {
   PlanReport report = MakeReport(Preset110m(), int64_t{1} << 40);
   report.subject.name = "a <b> & \"c\"";
   const std::string svg = ToSvg(report);
-  // Without the paths' coordinates: the expression would recurse too deeply.
-  std::string shorter = svg;
-  for (size_t at = shorter.find(" d=\""); at != std::string::npos; at = shorter.find(" d=\"", at)) {
-    shorter.erase(at, shorter.find('"', at + 4) + 1 - at);
-  }
-  ExpectWellFormed(shorter);
+  ExpectWellFormed(svg);
   EXPECT_THAT(svg, HasSubstr("a &lt;b&gt; &amp; &quot;c&quot;"));
   EXPECT_THAT(svg, HasSubstr("peak " + BytesText(report.memory.ledger.total_peak_bytes)));
   EXPECT_THAT(svg, HasSubstr("memory, "));

@@ -1,6 +1,7 @@
 #include "support/program.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,8 +64,10 @@ void Program::Send(int signal) const { kill(pid_, signal); }
 
 ProgramResult Program::Wait() {
   int status = 0;
-  waitpid(std::exchange(pid_, -1), &status, 0);
+  rusage usage = {};
+  wait4(std::exchange(pid_, -1), &status, 0, &usage);
   ProgramResult result;
+  result.peak_resident_bytes = int64_t{usage.ru_maxrss} * 1024;
   if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
   if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
   result.output = ReadFile(output_);

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@ struct ProgramResult {
   int signal = 0;
   std::string output;  // standard output
   std::string errors;  // standard error
+  int64_t peak_resident_bytes = 0;
 };
 
 // Ends the program, if it still runs, when it goes out of scope.
