@@ -28,7 +28,13 @@ struct PlanFlags {
 };
 
 std::optional<int64_t> BudgetOf(const PlanFlags& flags) {
-  if (!flags.memory.empty()) return ParseBytes(flags.memory);
+  if (!flags.memory.empty()) {
+    try {
+      return ParseBytes(flags.memory);
+    } catch (const Error& error) {
+      Fail("--memory: {}", error.what());
+    }
+  }
   const int64_t available = AvailableMemoryBytes();
   if (available == std::numeric_limits<int64_t>::max()) return std::nullopt;
   return available;

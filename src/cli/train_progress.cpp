@@ -43,7 +43,7 @@ TrainProgress::~TrainProgress() {
 void TrainProgress::Begin(const RunSummary& summary, bool described) {
   summary_ = summary;
   if (described) Describe(summary);
-  if (summary.first_step > 0) Note(fmt::format("resumed after step {}", summary.first_step));
+  if (summary.first_step > 0) Note(fmt::format("resuming after step {}", summary.first_step));
 }
 
 void TrainProgress::Describe(const RunSummary& summary) {

@@ -68,6 +68,7 @@ void SyncFolder(const std::filesystem::path& folder) {
 }
 
 std::string ReadFile(const std::filesystem::path& path) {
+  constexpr size_t kMostBytes = size_t{256} << 20;
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   int error = descriptor < 0 ? errno : 0;
   std::string text;
@@ -77,6 +78,7 @@ std::string ReadFile(const std::filesystem::path& path) {
     if (got == 0) break;
     if (got > 0) {
       text.append(buffer, static_cast<size_t>(got));
+      if (text.size() > kMostBytes) error = EFBIG;
     } else if (errno != EINTR) {
       error = errno;
     }

@@ -36,7 +36,7 @@ void WriteFileAtomically(const std::filesystem::path& path, std::string_view tex
 // Makes names created, renamed or removed in `folder` durable.
 void SyncFolder(const std::filesystem::path& folder);
 
-// The whole file. Throws Error naming the path and the cause.
+// The whole file, of at most 256 MiB. Throws Error naming the path and the cause.
 std::string ReadFile(const std::filesystem::path& path);
 
 }  // namespace terrace

@@ -8,6 +8,11 @@
 namespace terrace {
 
 toml::table ParseToml(std::string_view text, std::string_view path) {
+  // A key of many parts is a table as deep, and what walks it calls itself for each level.
+  constexpr int64_t kMostDots = 4096;
+  if (std::count(text.begin(), text.end(), '.') > kMostDots) {
+    Fail("{}: more than {} dots are no configuration", path, kMostDots);
+  }
   try {
     return toml::parse(text, path);
   } catch (const toml::parse_error& error) {

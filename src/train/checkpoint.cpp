@@ -145,6 +145,9 @@ RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& op
       Fail("{}: is of format {}, not {}", path.string(), json.at("format").get<int64_t>(), kFormat);
     }
     state = {json.at("step").get<int64_t>(), json.at("tokens").get<int64_t>()};
+    if (StepOf(checkpoint).value_or(state.step) != state.step) {
+      Fail("{}: is of step {}, unlike its folder", path.string(), state.step);
+    }
     for (const Parameter& parameter : model.parameters()) {
       optimizer.steps()[static_cast<size_t>(parameter.id)] =
           json.at("tensor_steps").at(parameter.name).get<int64_t>();

@@ -1,12 +1,13 @@
 #include "train/metrics.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
-#include <string_view>
+#include <string>
 #include <utility>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
 
 namespace terrace {
@@ -16,13 +17,23 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The bytes up to the end of the last line of a step up to `last_step`: a damaged line in between
-// costs no history.
-size_t KeptBytes(std::string_view text, int64_t last_step) {
-  size_t kept = 0;
-  size_t begin = 0;
-  for (size_t end; (end = text.find('\n', begin)) != std::string_view::npos; begin = end + 1) {
-    const Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
-    if (line.is_object() && line.contains("step") && line["step"] <= last_step) kept = end + 1;
+// costs no history. One line at a time, since the files of long runs are large.
+uint64_t KeptBytes(const std::filesystem::path& path, int64_t last_step) {
+  constexpr size_t kLongestLine = size_t{1} << 24;
+  if (!std::filesystem::is_regular_file(path)) Fail("{}: is not a file", path.string());
+  std::ifstream file(path, std::ios::binary);
+  if (!file) Fail("{}: cannot read: {}", path.string(), std::strerror(errno));
+  uint64_t kept = 0, read = 0;
+  std::string line;
+  for (int c; (c = file.rdbuf()->sbumpc()) != EOF && line.size() < kLongestLine;) {
+    ++read;
+    if (c != '\n') {
+      line += static_cast<char>(c);
+      continue;
+    }
+    const Json json = Json::parse(line, nullptr, false);
+    if (json.is_object() && json.contains("step") && json["step"] <= last_step) kept = read;
+    line.clear();
   }
   return kept;
 }
@@ -72,7 +83,7 @@ std::string ToJsonLine(const StepMetrics& metrics) {
 
 MetricsFile::MetricsFile(std::filesystem::path path, int64_t last_step) : path_(std::move(path)) {
   if (std::filesystem::exists(path_)) {
-    const size_t kept = KeptBytes(ReadFile(path_), last_step);
+    const uint64_t kept = KeptBytes(path_, last_step);
     std::error_code error;
     std::filesystem::resize_file(path_, kept, error);
     if (error) Fail("{}: cannot write: {}", path_.string(), error.message());

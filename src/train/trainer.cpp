@@ -223,8 +223,13 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   Machine machine(config, Arena(summary.plan.total_peak_bytes));
   RunState state;
   if (latest) {
-    LoadModel(*latest, machine.model);
-    state = LoadState(*latest, machine.model, machine.optimizer);
+    try {
+      LoadModel(*latest, machine.model);
+      state = LoadState(*latest, machine.model, machine.optimizer);
+    } catch (const Error& error) {
+      Fail("{}; without the folder {} the run goes on from what was saved before it", error.what(),
+           latest->string());
+    }
   } else {
     machine.model.Initialize(static_cast<uint64_t>(training.seed));
   }

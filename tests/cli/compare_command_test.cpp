@@ -102,7 +102,7 @@ TEST_F(CompareCommandTest, InterruptsSaveAndTheSameCommandContinues) {
 
   const ProgramResult resumed = Run(arguments);
   EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
-  EXPECT_THAT(resumed.errors, HasSubstr("resumed after step "));
+  EXPECT_THAT(resumed.errors, HasSubstr("resuming after step "));
   EXPECT_THAT(resumed.output, Not(HasSubstr("runs are done")));
 }
 

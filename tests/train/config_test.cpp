@@ -205,6 +205,12 @@ TEST_F(ConfigTest, TheWrittenConfigReadsBackAsItself) {
 
 // Every field can be written, and what was written is what is read: a field missing from one of
 // the two directions would show here.
+TEST_F(ConfigTest, KeysOfVeryManyPartsAreRefused) {
+  std::string key = "a";
+  for (int part = 0; part < 100'000; ++part) key += ".a";
+  EXPECT_THAT(MessageOf(key + " = 1\n"), HasSubstr("more than 4096 dots"));
+}
+
 TEST_F(ConfigTest, FieldsHaveDistinctKeysAndTargets) {
   RunConfig config = Load(kGood);
   const std::vector<Field> fields = FieldsOf(config);

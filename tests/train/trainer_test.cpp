@@ -123,6 +123,17 @@ TEST_F(TrainerTest, ResumingTakesMetricsBackToTheCheckpoint) {
   EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
 }
 
+TEST_F(TrainerTest, WhatIsNotTheRunsIsRefused) {
+  Run(folder_ / "run");
+  const fs::path checkpoints = folder_ / "run/checkpoints";
+  fs::rename(checkpoints / "step-20", checkpoints / "step-25");
+  EXPECT_THAT(MessageOfRun(folder_ / "run", true), HasSubstr("is of step 20, unlike its folder"));
+  fs::remove_all(checkpoints / "step-25");
+  fs::remove(folder_ / "run/metrics.jsonl");
+  fs::create_symlink("/dev/full", folder_ / "run/metrics.jsonl");
+  EXPECT_THAT(MessageOfRun(folder_ / "run", true), HasSubstr("metrics.jsonl: is not a file"));
+}
+
 TEST_F(TrainerTest, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
   Run(folder_ / "whole");
   Run(folder_ / "cut", false, 5);
