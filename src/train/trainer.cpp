@@ -213,12 +213,20 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
       resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
-  if (callbacks.begin) callbacks.begin(summary);
+  const auto begin = [&] {
+    if (callbacks.begin) callbacks.begin(summary);
+  };
   if (!options.overcommit) {
-    RequireMemory(summary.plan.total_peak_bytes,
-                  "`terrace plan` tells what would fit; --overcommit starts all the same");
+    try {
+      RequireMemory(summary.plan.total_peak_bytes,
+                    "`terrace plan` tells what would fit; --overcommit starts all the same");
+    } catch (const Error&) {
+      begin();  // the plan that is refused
+      throw;
+    }
   }
   if (!resume) CreateFolder(run, config_toml, tokenizer, lock);
+  begin();
 
   Machine machine(config, Arena(summary.plan.total_peak_bytes));
   RunState state;

@@ -34,7 +34,7 @@ struct TrainOptions {
 };
 
 struct TrainCallbacks {
-  // When all but the memory is known to be there, and before anything is written.
+  // Before memory is taken and filled, which takes a while for a large model, or refused.
   std::function<void(const RunSummary&)> begin;
   std::function<void(const StepMetrics&)> step;
   std::function<void(std::string_view)> warning;
