@@ -277,11 +277,14 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
 
     const bool last = step == training.steps;
-    StepMetrics metrics = MetricsOf(config, summary, machine, state, report, time.count());
+    std::optional<Evaluation> evaluation;
     if (corpus.val && (due(training.eval_interval) || last)) {
-      metrics.evaluation = Evaluate(machine.model, *corpus.val, EvaluationShapeOf(config));
-      result.evaluation = metrics.evaluation;
+      evaluation = Evaluate(machine.model, *corpus.val, EvaluationShapeOf(config));
+      result.evaluation = evaluation;
     }
+    // After the evaluation, whose memory counts.
+    StepMetrics metrics = MetricsOf(config, summary, machine, state, report, time.count());
+    metrics.evaluation = evaluation;
     metrics_file.Append(metrics);
     if (callbacks.step) callbacks.step(metrics);
     for (const LayerRouting& layer : report.losses.routing) {
