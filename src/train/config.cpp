@@ -100,6 +100,17 @@ void TakePolicyFile(RunConfig& config) {
   policy = kOwnPolicy;
 }
 
+// Takes in the policy's file and checks the whole; faults of a policy name the tensors they
+// concern.
+void Complete(RunConfig& config) {
+  try {
+    TakePolicyFile(config);
+    CheckConfig(config);
+  } catch (const PolicyError& error) {
+    throw Error(error.what() + TensorsOf(config.model, error.population()));
+  }
+}
+
 }  // namespace
 
 std::vector<Field> FieldsOf(RunConfig& config) {
@@ -216,13 +227,10 @@ RunConfig LoadConfig(const std::filesystem::path& path,
       config = from_preset;
       config.preset.clear();
     }
-    TakePolicyFile(config);
     MakeAbsolute(config.data.folder);
     if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
-    CheckConfig(config);
+    Complete(config);
     if (config.data.folder.empty()) Fail("data.folder is missing");
-  } catch (const PolicyError& error) {
-    fail(error.what() + TensorsOf(config.model, error.population()));
   } catch (const Error& error) {
     fail(error.what());
   }
@@ -234,12 +242,7 @@ RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>
   config.model = model;
   const std::vector<Field> fields = FieldsOf(config);
   for (const std::string& assignment : assignments) ApplyAssignment(fields, assignment);
-  try {
-    TakePolicyFile(config);
-    CheckConfig(config);
-  } catch (const PolicyError& error) {
-    throw Error(error.what() + TensorsOf(config.model, error.population()));
-  }
+  Complete(config);
   return config;
 }
 

@@ -402,14 +402,8 @@ TEST(GaloreTest, SideBySideIsOneAfterAnother) {
 }
 
 TEST(GaloreTest, ScratchIsABlockAThreadOrTheSquareOfTheSmallerSide) {
-  const auto bytes = [](Shape shape, int threads, bool all_threads) {
-    const int before = omp_get_max_threads();
-    omp_set_num_threads(threads);
-    const auto rule = MakeRule("galore", {});
-    omp_set_num_threads(before);
-    Parameter parameter;
-    parameter.value.shape = shape;
-    return rule->ScratchBytes(parameter, all_threads);
+  const auto bytes = [](const Shape& shape, int threads, bool all_threads) {
+    return ScratchBytesOf("galore", {}, shape, threads, all_threads);
   };
   const int64_t pad = int64_t{8} << 20;  // more than oneDNN asks for, for one thread
   for (const Shape& shape : {Shape{4096, 4096}, Shape{1024, 512}, Shape{512, 1024}}) {

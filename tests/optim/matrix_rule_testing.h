@@ -119,6 +119,18 @@ struct ExactScratch {
   void* data;
 };
 
+// What a rule made for so many threads asks for beside the state of a matrix.
+inline int64_t ScratchBytesOf(std::string_view rule_name, const Settings& settings,
+                              const Shape& shape, int threads, bool all_threads) {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(threads);
+  const auto rule = MakeRule(rule_name, settings);
+  omp_set_num_threads(before);
+  Parameter parameter;
+  parameter.value.shape = shape;
+  return rule->ScratchBytes(parameter, all_threads);
+}
+
 // bfloat16 weights after three steps, as bytes.
 inline std::vector<std::byte> WeightsAfterSteps(std::string_view rule, const Settings& settings,
                                                 const Shape& shape, DType gradient_dtype,

@@ -117,6 +117,11 @@ TensorView WideScratch(Arena& arena, TensorView like, Shape shape, const char* n
 // A view in float32, or in place of another the room for its copy.
 TensorView Widest(TensorView view, TensorView wide) { return wide.empty() ? view : wide; }
 
+// `rows` in float32 already, or the room for their copy at the start of `wide`.
+TensorView WideRows(TensorView rows, TensorView wide) {
+  return wide.empty() ? rows : wide.Rows(0, rows.rows());
+}
+
 // Dtypes that oneDNN does not take as they are go through float32 copies, some rows at a time.
 void RunWidened(Backend& backend, Matmul& matmul, const RowProducts& products,
                 std::span<const Task> tasks) {
@@ -149,13 +154,13 @@ void RunWidened(Backend& backend, Matmul& matmul, const RowProducts& products,
     const TensorView weight = products.w[static_cast<size_t>(task.group)];
     const TensorView x_rows = products.x.Rows(task.first_row, task.rows);
     const TensorView y_rows = products.y.Rows(task.first_row, task.rows);
-    const TensorView x = wide_x.empty() ? x_rows : wide_x.Rows(0, task.rows);
-    const TensorView y = wide_y.empty() ? y_rows : wide_y.Rows(0, task.rows);
+    const TensorView x = WideRows(x_rows, wide_x);
+    const TensorView y = WideRows(y_rows, wide_y);
     if (!wide_x.empty()) backend.Copy(x_rows, x);
     if (!wide_y.empty() && products.add) backend.Copy(y_rows, y);
     for (int64_t first = 0; first < weight.rows(); first += slice_rows) {
       const TensorView rows = weight.Rows(first, std::min(slice_rows, weight.rows() - first));
-      const TensorView slice = wide_w.empty() ? rows : wide_w.Rows(0, rows.rows());
+      const TensorView slice = WideRows(rows, wide_w);
       if (!wide_w.empty() && widened != std::pair(task.group, first)) {
         backend.Copy(rows, slice);
         widened = {task.group, first};
@@ -221,13 +226,13 @@ void RunWidenedWeight(Backend& backend, Matmul& matmul, TensorView dy, TensorVie
 
   const auto widened = [&](TensorView view, int64_t first, int64_t count, TensorView wide) {
     const TensorView rows = view.Rows(first, count);
-    if (wide.empty()) return rows;
-    backend.Copy(rows, wide.Rows(0, count));
-    return wide.Rows(0, count);
+    const TensorView copy = WideRows(rows, wide);
+    if (!wide.empty()) backend.Copy(rows, copy);
+    return copy;
   };
   for (int64_t row = 0; row < dw.rows(); row += slice_rows) {
     const TensorView target = dw.Rows(row, std::min(slice_rows, dw.rows() - row));
-    const TensorView slice = wide_dw.empty() ? target : wide_dw.Rows(0, target.rows());
+    const TensorView slice = WideRows(target, wide_dw);
     if (!add) {
       backend.Zero(slice);
     } else if (!wide_dw.empty()) {
