@@ -33,6 +33,14 @@ std::string UnknownCommand(CLI::App& app) {
          std::string(terrace::NearestName(unknown, names)) + "?";
 }
 
+// --json is all there is to say; --json=no would be taken as well.
+void TakeFlagsWithoutValues(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_items_expected_max() == 0) option->disable_flag_override();
+  }
+  for (CLI::App* command : app.get_subcommands({})) TakeFlagsWithoutValues(*command);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -49,6 +57,7 @@ int main(int argc, char** argv) {
   terrace::AddPoliciesCommand(app);
   terrace::AddTokenizerCommand(app);
   terrace::AddDataCommand(app);
+  TakeFlagsWithoutValues(app);
   try {
     if (const char* isa = std::getenv("TERRACE_MAX_ISA")) terrace::CapInstructionSet(isa);
     app.parse(argc, argv);

@@ -1,6 +1,7 @@
 // terrace plan
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -15,6 +16,12 @@
 
 namespace terrace {
 namespace {
+
+const CLI::Validator& NotEmpty() {
+  static const CLI::Validator validator(
+      [](const std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, "");
+  return validator;
+}
 
 struct PlanFlags {
   std::string source;
@@ -57,9 +64,18 @@ std::vector<Subject> SubjectsOf(const PlanFlags& flags) {
   return subjects;
 }
 
+// A table that has nothing but refusals is one.
+template <typename Row>
+void RequireAny(const std::vector<Row>& rows) {
+  const bool any =
+      std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.refused.empty(); });
+  if (!any) Fail("{}", rows.front().refused);
+}
+
 std::string LargestText(const std::vector<Subject>& subjects, int64_t budget_bytes, bool json) {
   std::vector<LargestRow> rows;
   for (const Subject& subject : subjects) rows.push_back(LargestThatFits(subject, budget_bytes));
+  RequireAny(rows);
   return json ? ToJson(rows, budget_bytes) : ToText(rows, budget_bytes);
 }
 
@@ -68,7 +84,8 @@ void RunPlan(const PlanFlags& flags) {
   const std::optional<int64_t> budget_bytes = BudgetOf(flags);
   const std::vector<Subject> subjects = SubjectsOf(flags);
   UseThreads(subjects.front().config.training.threads);
-  if (!flags.chart.empty() && (subjects.size() > 1 || flags.largest)) {
+  if (!flags.chart.empty() && flags.largest) Fail("--chart draws one run, not --largest");
+  if (!flags.chart.empty() && subjects.size() > 1) {
     Fail("--chart is of one run: name one policy and one sink");
   }
   if (flags.largest) {
@@ -78,6 +95,7 @@ void RunPlan(const PlanFlags& flags) {
   if (subjects.size() > 1) {
     std::vector<PlanRow> rows;
     for (const Subject& subject : subjects) rows.push_back(MakeRow(subject));
+    RequireAny(rows);
     return WriteOutput("-", flags.json ? ToJson(rows, budget_bytes) : ToText(rows, budget_bytes));
   }
   const PlanReport report = MakeReport(subjects.front(), budget_bytes);
@@ -107,18 +125,21 @@ void AddPlanCommand(CLI::App& app) {
   command
       ->add_option("--policy", flags->policies,
                    "Ready-made policies (terrace policies) or files, in place of the "
-                   "configuration's; several give a table")
+                   "configuration's; several give a table, without advice on what would fit")
+      ->check(NotEmpty())
       ->delimiter(',')
       ->allow_extra_args(false)
       ->option_text("NAME|FILE.toml,...");
   command
       ->add_option("--sink", flags->sinks,
                    "accumulate or release, as --set training.sink=SINK; both give a table")
+      ->check(NotEmpty())
       ->delimiter(',')
       ->allow_extra_args(false)
       ->option_text("SINK,...");
   command
       ->add_option("--memory", flags->memory, "To fit in (default: what is free on this machine)")
+      ->check(NotEmpty())
       ->option_text("24GiB");
   command
       ->add_option("--set", flags->assignments,
@@ -127,9 +148,12 @@ void AddPlanCommand(CLI::App& app) {
       ->option_text("KEY=VALUE");
   command->add_flag("--largest", flags->largest,
                     "Find the number of layers that still fits, a table by policy and sink");
-  command->add_flag("--json", flags->json, "The same for scripts, in bytes");
+  command->add_flag("--json", flags->json,
+                    "The same for scripts, in bytes; a table as a list under \"plans\" or "
+                    "\"largest\"");
   command
       ->add_option("--chart", flags->chart, "Write memory over one step as a picture to this file")
+      ->check(NotEmpty())
       ->option_text("FILE.svg");
   command->callback([flags] { RunPlan(*flags); });
 }

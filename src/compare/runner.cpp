@@ -146,7 +146,7 @@ class Runner {
       memory_[policy.name] = memory;
       most = std::max(most, memory.peak_bytes);
     }
-    RequireMemory(most);
+    RequireMemory(most, AvailableMemoryBytes());
   }
 
   void FingerprintData() {

@@ -13,8 +13,8 @@ struct Unit {
   double bytes;
 };
 constexpr Unit kUnits[] = {
-    {"", 1},         {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
-    {"TiB", 0x1p40}, {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},
+    {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+    {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},
 };
 
 }  // namespace

@@ -125,10 +125,12 @@ std::string ToJson(const PlanReport& report) {
 std::string ToJson(const std::vector<PlanRow>& rows, std::optional<int64_t> budget_bytes) {
   Json json = {{"plans", Json::array()}};
   for (const PlanRow& row : rows) {
-    Json plan = {{"model", ModelOf(row.subject)},
-                 {"run", RunOf(row.subject)},
-                 {"memory", MemoryOf(row.subject, row.memory, false)}};
-    if (budget_bytes) plan["fits"] = row.memory.ledger.total_peak_bytes <= *budget_bytes;
+    Json plan = {{"model", ModelOf(row.subject)}, {"run", RunOf(row.subject)}};
+    plan["memory"] = row.memory ? MemoryOf(row.subject, *row.memory, false) : Json();
+    if (!row.memory) plan["refused"] = row.refused;
+    if (row.memory && budget_bytes) {
+      plan["fits"] = row.memory->ledger.total_peak_bytes <= *budget_bytes;
+    }
     json["plans"].push_back(std::move(plan));
   }
   json["memory_bytes"] = budget_bytes ? Json(*budget_bytes) : Json();
@@ -143,6 +145,7 @@ std::string ToJson(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
       largest["model"] = ModelOf(row.subject);
       largest["memory"] = MemoryOf(row.subject, *row.memory, false);
     }
+    if (!row.refused.empty()) largest["refused"] = row.refused;
     json["largest"].push_back(std::move(largest));
   }
   json["memory_bytes"] = budget_bytes;

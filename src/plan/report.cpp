@@ -12,11 +12,21 @@ namespace {
 
 constexpr int64_t kMaxLayers = 4096;
 
+MemoryPlan PlanOf(const Subject& subject) {
+  return subject.foreign ? PlanDeclared(*subject.foreign, subject.config)
+                         : PlanMemory(subject.config);
+}
+
 }  // namespace
 
 PlanRow MakeRow(const Subject& subject) {
-  return {subject, subject.foreign ? PlanDeclared(*subject.foreign, subject.config)
-                                   : PlanMemory(subject.config)};
+  PlanRow row{subject, std::nullopt, ""};
+  try {
+    row.memory = PlanOf(subject);
+  } catch (const Error& error) {
+    row.refused = error.what();
+  }
+  return row;
 }
 
 PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_bytes) {
@@ -34,7 +44,7 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
       report.parameters[static_cast<size_t>(parameter.population)] += parameter.value.size();
     }
   }
-  report.memory = MakeRow(subject).memory;
+  report.memory = PlanOf(subject);
   report.cost = CostOf(
       subject.size(),
       subject.foreign ? BytesOfTensors(*subject.foreign, config) : BytesOfTensors(config), config);
@@ -53,13 +63,18 @@ LargestRow LargestThatFits(const Subject& subject, int64_t budget_bytes) {
     Fail("{}: the largest that fits is found for models that can be run (this one has {})",
          subject.name, subject.foreign->not_runnable);
   }
-  LargestRow row{subject, std::nullopt};
+  LargestRow row{subject, std::nullopt, ""};
   RunConfig& config = row.subject.config;
   const auto fits = [&](int64_t layers) {
     config.model.layers = layers;
     return PlanTraining(config).total_peak_bytes <= budget_bytes;
   };
-  if (!fits(1)) return row;
+  try {
+    if (!fits(1)) return row;
+  } catch (const Error& error) {
+    row.refused = error.what();
+    return row;
+  }
   int64_t most = 1, too_many = 2;
   while (too_many <= kMaxLayers && fits(too_many)) {
     most = too_many;

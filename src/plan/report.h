@@ -30,14 +30,16 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
 // One run among several.
 struct PlanRow {
   Subject subject;
-  MemoryPlan memory;
+  std::optional<MemoryPlan> memory;
+  std::string refused;  // why there is no plan: what the policy or the sink cannot do
 };
 PlanRow MakeRow(const Subject& subject);
 
 // The model with as many layers as fit.
 struct LargestRow {
   Subject subject;
-  std::optional<MemoryPlan> memory;  // of subject's layers; empty: not even one fits
+  std::optional<MemoryPlan> memory;  // of subject's layers; empty: not even one fits, or refused
+  std::string refused;               // as in PlanRow
 };
 // Throws Error for a model that this engine cannot run.
 LargestRow LargestThatFits(const Subject& subject, int64_t budget_bytes);

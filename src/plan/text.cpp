@@ -188,8 +188,9 @@ std::string VerdictText(const PlanReport& report) {
   const int64_t budget = *report.budget_bytes;
   const int64_t peak = report.memory.ledger.total_peak_bytes;
   if (report.Fits()) {
-    return fmt::format("memory: fits in {}, {} to spare\n", BytesText(budget),
-                       BytesText(budget - peak));
+    return fmt::format("memory: fits in {}, {} to spare{}\n", BytesText(budget),
+                       BytesText(budget - peak),
+                       report.subject.foreign ? " for activations and scratch" : "");
   }
   std::string text = fmt::format("memory: does not fit in {}: {} too much\n", BytesText(budget),
                                  BytesText(peak - budget));
@@ -266,6 +267,26 @@ std::string Fitting(const MemoryPlan& memory, std::optional<int64_t> budget_byte
   return memory.ledger.total_peak_bytes <= *budget_bytes ? "yes" : "no";
 }
 
+std::string ForeignText(const Subject& subject) {
+  if (!subject.foreign) return "";
+  return Paragraph(
+      fmt::format("This engine cannot run {}: {}. Planned from the declared tensors: activations, "
+                  "scratch and alignment are left out.",
+                  subject.foreign->family, subject.foreign->not_runnable));
+}
+
+// Below a table, why rows of it are empty.
+template <typename Row>
+std::string RefusedText(const std::vector<Row>& rows) {
+  std::string text;
+  for (const Row& row : rows) {
+    if (row.refused.empty()) continue;
+    text += Paragraph(
+        fmt::format("{}, {}: {}", row.subject.policy, SinkName(row.subject), row.refused));
+  }
+  return text.empty() ? text : "\n" + text;
+}
+
 }  // namespace
 
 std::string ToText(const PlanReport& report) {
@@ -274,13 +295,7 @@ std::string ToText(const PlanReport& report) {
   std::string text = fmt::format("{}: {} parameters, {} active per token\n", subject.name,
                                  Count(size.parameters), Count(size.active_parameters));
   text += Paragraph(RunText(subject));
-  if (subject.foreign) {
-    text +=
-        Paragraph(fmt::format("This engine cannot run {}: {}. Planned from the declared tensors: "
-                              "activations, scratch and "
-                              "alignment are left out.",
-                              subject.foreign->family, subject.foreign->not_runnable));
-  }
+  text += ForeignText(subject);
   text += fmt::format("\n{}\n", MemoryTable(report));
   if (!subject.foreign) {
     text += Paragraph(fmt::format(
@@ -297,19 +312,26 @@ std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budg
       "peak, GiB | fits {} |\n|---|---|---|---:|---:|---:|---:|---:|---:|---|\n",
       budget_bytes ? BytesText(*budget_bytes) : "");
   for (const PlanRow& row : rows) {
-    const CategoryBytes& bytes = row.memory.ledger.at_peak_bytes;
+    text += fmt::format("| {} | {} | {} |", row.subject.policy, SinkName(row.subject),
+                        NameOf(row.subject.config.training.gradient_dtype));
+    if (!row.memory) {
+      text += " - | - | - | - | - | - | refused |\n";
+      continue;
+    }
+    const CategoryBytes& bytes = row.memory->ledger.at_peak_bytes;
     const auto gib = [&](Memory category) {
-      return static_cast<double>(bytes[At(category)]) / kGiB;
+      const int64_t held = bytes[At(category)];
+      return held == 0 ? "-" : fmt::format("{:.2f}", static_cast<double>(held) / kGiB);
     };
-    text += fmt::format(
-        "| {} | {} | {} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {} |\n",
-        row.subject.policy, SinkName(row.subject),
-        NameOf(row.subject.config.training.gradient_dtype), gib(Memory::kWeights),
-        gib(Memory::kGradients), gib(Memory::kOptimizer), gib(Memory::kActivations),
-        gib(Memory::kScratch), static_cast<double>(row.memory.ledger.total_peak_bytes) / kGiB,
-        Fitting(row.memory, budget_bytes));
+    text += fmt::format(" {} | {} | {} | {} | {} | {:.2f} | {} |\n", gib(Memory::kWeights),
+                        gib(Memory::kGradients), gib(Memory::kOptimizer), gib(Memory::kActivations),
+                        gib(Memory::kScratch),
+                        static_cast<double>(row.memory->ledger.total_peak_bytes) / kGiB,
+                        Fitting(*row.memory, budget_bytes));
   }
-  return text;
+  text += RefusedText(rows);
+  const std::string foreign = ForeignText(rows.front().subject);
+  return foreign.empty() ? text : text + "\n" + foreign;
 }
 
 std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
@@ -321,7 +343,7 @@ std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
     text += fmt::format("| {} | {} | {} |", row.subject.policy, SinkName(row.subject),
                         NameOf(row.subject.config.training.gradient_dtype));
     if (!row.memory) {
-      text += " none | - | - | - |\n";
+      text += row.refused.empty() ? " none | - | - | - |\n" : " refused | - | - | - |\n";
       continue;
     }
     const ModelSize size = row.subject.size();
@@ -329,7 +351,7 @@ std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
                         Count(size.parameters), Count(size.active_parameters),
                         static_cast<double>(row.memory->ledger.total_peak_bytes) / kGiB);
   }
-  return text;
+  return text + RefusedText(rows);
 }
 
 }  // namespace terrace

@@ -240,6 +240,7 @@ RunConfig LoadConfig(const std::filesystem::path& path,
 RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>& assignments) {
   RunConfig config;
   config.model = model;
+  config.training.sequence_length = std::min(config.training.sequence_length, model.max_positions);
   const std::vector<Field> fields = FieldsOf(config);
   for (const std::string& assignment : assignments) ApplyAssignment(fields, assignment);
   Complete(config);

@@ -92,12 +92,11 @@ int64_t AvailableMemoryBytes() {
   return available;
 }
 
-void RequireMemory(int64_t bytes, std::string_view advice) {
+void RequireMemory(int64_t bytes, int64_t available_bytes, std::string_view advice) {
   constexpr double kGiB = 1 << 30;
-  const int64_t available = AvailableMemoryBytes();
-  if (bytes <= available) return;
+  if (bytes <= available_bytes) return;
   Fail("memory: {:.2f} GiB are needed and {:.2f} GiB are free{}{}",
-       static_cast<double>(bytes) / kGiB, static_cast<double>(available) / kGiB,
+       static_cast<double>(bytes) / kGiB, static_cast<double>(available_bytes) / kGiB,
        advice.empty() ? "" : ": ", advice);
 }
 

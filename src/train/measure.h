@@ -27,8 +27,8 @@ ResidentMemory ReadResidentMemory();
 // What the machine, or the control group of the process, could still give; INT64_MAX where neither
 // tells.
 int64_t AvailableMemoryBytes();
-// Throws Error, with advice at its end, when that is less than `bytes`: a machine that runs out of
-// memory ends processes without a word.
-void RequireMemory(int64_t bytes, std::string_view advice = {});
+// Throws Error, with advice at its end, when that many bytes are less than `bytes`: a machine that
+// runs out of memory ends processes without a word.
+void RequireMemory(int64_t bytes, int64_t available_bytes, std::string_view advice = {});
 
 }  // namespace terrace

@@ -16,14 +16,20 @@ namespace {
 // Keeps the order in which keys are added.
 using Json = nlohmann::ordered_json;
 
-// The bytes up to the end of the last line of a step up to `last_step`: a damaged line in between
-// costs no history. One line at a time, since the files of long runs are large.
-uint64_t KeptBytes(const std::filesystem::path& path, int64_t last_step) {
+struct KeptLines {
+  uint64_t bytes = 0;
+  int64_t dropped = 0;  // lines behind them
+};
+
+// Up to the last line of a step up to `last_step`: a damaged line in between costs no history. One
+// line at a time, since the files of long runs are large.
+KeptLines FindKept(const std::filesystem::path& path, int64_t last_step) {
   constexpr size_t kLongestLine = size_t{1} << 24;
   if (!std::filesystem::is_regular_file(path)) Fail("{}: is not a file", path.string());
   std::ifstream file(path, std::ios::binary);
   if (!file) Fail("{}: cannot read: {}", path.string(), std::strerror(errno));
-  uint64_t kept = 0, read = 0;
+  KeptLines kept;
+  uint64_t read = 0;
   std::string line;
   for (int c; (c = file.rdbuf()->sbumpc()) != EOF && line.size() < kLongestLine;) {
     ++read;
@@ -32,7 +38,8 @@ uint64_t KeptBytes(const std::filesystem::path& path, int64_t last_step) {
       continue;
     }
     const Json json = Json::parse(line, nullptr, false);
-    if (json.is_object() && json.contains("step") && json["step"] <= last_step) kept = read;
+    ++kept.dropped;
+    if (json.is_object() && json.contains("step") && json["step"] <= last_step) kept = {read, 0};
     line.clear();
   }
   return kept;
@@ -55,9 +62,14 @@ std::string ToJsonLine(const StepMetrics& metrics) {
       {"share_of_peak", metrics.share_of_peak},
       {"planned_peak_bytes", metrics.planned_peak_bytes},
       {"ledger_peak_bytes", metrics.ledger_peak_bytes},
+      {"ledger_at_peak_bytes", Json::object()},
       {"resident_bytes", metrics.resident_bytes},
       {"resident_peak_bytes", metrics.resident_peak_bytes},
   };
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    json["ledger_at_peak_bytes"][std::string(NameOf(Memory(i)))] =
+        metrics.ledger_at_peak_bytes[static_cast<size_t>(i)];
+  }
   for (int i = 0; i < kPopulations; ++i) {
     const std::optional<double>& share = metrics.floored[static_cast<size_t>(i)];
     if (share) json["floored"][std::string(NameOf(static_cast<Population>(i)))] = *share;
@@ -83,9 +95,10 @@ std::string ToJsonLine(const StepMetrics& metrics) {
 
 MetricsFile::MetricsFile(std::filesystem::path path, int64_t last_step) : path_(std::move(path)) {
   if (std::filesystem::exists(path_)) {
-    const uint64_t kept = KeptBytes(path_, last_step);
+    const KeptLines kept = FindKept(path_, last_step);
+    dropped_lines_ = kept.dropped;
     std::error_code error;
-    std::filesystem::resize_file(path_, kept, error);
+    std::filesystem::resize_file(path_, kept.bytes, error);
     if (error) Fail("{}: cannot write: {}", path_.string(), error.message());
   }
   file_.reset(std::fopen(path_.c_str(), "ae"));

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/arena.h"
 #include "model/parameter.h"
 #include "train/balance.h"
 #include "train/evaluate.h"
@@ -39,6 +40,7 @@ struct StepMetrics {
   double share_of_peak = 0;     // of MeasureProductFlops
   int64_t planned_peak_bytes = 0;
   int64_t ledger_peak_bytes = 0;
+  std::array<int64_t, kMemoryCategories> ledger_at_peak_bytes{};  // the same by category
   int64_t resident_bytes = 0;
   int64_t resident_peak_bytes = 0;
   // Share of the entries of second moments on the eps floor; empty where a population has none.
@@ -58,11 +60,15 @@ class MetricsFile {
   MetricsFile(std::filesystem::path path, int64_t last_step);
   void Append(const StepMetrics& metrics);
 
+  // Of later steps.
+  int64_t dropped_lines() const { return dropped_lines_; }
+
  private:
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   std::filesystem::path path_;
+  int64_t dropped_lines_ = 0;
   std::unique_ptr<std::FILE, Close> file_;
 };
 

@@ -19,7 +19,7 @@ void UsePlannedModel(const ModelConfig& config, const Use& use) {
     return arena.ledger().total_peak_bytes;
   };
   const int64_t peak_bytes = run(Arena::Dry());
-  RequireMemory(peak_bytes);
+  RequireMemory(peak_bytes, AvailableMemoryBytes());
   run(Arena(peak_bytes));
 }
 

@@ -110,6 +110,7 @@ StepMetrics MetricsOf(const RunConfig& config, const RunSummary& summary, const 
   metrics.share_of_peak = metrics.flops_per_second / summary.peak_flops;
   metrics.planned_peak_bytes = summary.plan.total_peak_bytes;
   metrics.ledger_peak_bytes = machine.arena.ledger().total_peak_bytes;
+  metrics.ledger_at_peak_bytes = machine.arena.ledger().at_peak_bytes;
   const ResidentMemory resident = ReadResidentMemory();
   metrics.resident_bytes = resident.bytes;
   metrics.resident_peak_bytes = resident.peak_bytes;
@@ -127,13 +128,14 @@ StepMetrics MetricsOf(const RunConfig& config, const RunSummary& summary, const 
   return metrics;
 }
 
-// Nothing but what a start that was killed leaves, before there was a run.
+// Nothing but what a start leaves that failed or was killed before its first step.
 bool HoldsNothing(const RunFolder& run) {
   if (!fs::is_directory(run.path)) return !fs::exists(run.path);
   for (const auto& entry : fs::directory_iterator(run.path)) {
     const fs::path path = entry.path();
-    const bool leftover = path == run.tokenizer() || path == run.config().string() + ".tmp" ||
-                          path == run.tokenizer().string() + ".tmp" ||
+    const bool leftover = path == run.tokenizer() || path == run.tokenizer().string() + ".tmp" ||
+                          path == run.config() || path == run.config().string() + ".tmp" ||
+                          (path == run.metrics() && fs::is_empty(path)) ||
                           (path == run.checkpoints() && fs::is_empty(path));
     if (!leftover) return false;
   }
@@ -143,11 +145,11 @@ bool HoldsNothing(const RunFolder& run) {
 // Refuses what would overwrite or continue the wrong run.
 void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
   if (!resume) {
+    if (HoldsNothing(run)) return;
     if (run.HoldsRun()) {
       Fail("{}: holds a run already (--resume continues it)", run.path.string());
     }
-    if (!HoldsNothing(run)) Fail("{}: exists and is not an empty folder", run.path.string());
-    return;
+    Fail("{}: exists and is not an empty folder", run.path.string());
   }
   if (!run.HoldsRun()) Fail("{}: holds no run to resume", run.path.string());
   // A checkpoint's own configuration is the one that it was trained under.
@@ -163,7 +165,7 @@ void CreateFolder(const RunFolder& run, const std::string& config_toml,
   if (!lock) {
     lock.emplace(run.path);
     // Another process may have begun, and even ended, a run since the check.
-    if (run.HoldsRun()) Fail("{}: holds a run already", run.path.string());
+    if (!HoldsNothing(run)) Fail("{}: holds a run already", run.path.string());
   }
   if (tokenizer) WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
   // Last: with it the folder holds a run.
@@ -213,22 +215,16 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
       resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
-  const auto begin = [&] {
-    if (callbacks.begin) callbacks.begin(summary);
-  };
-  if (!options.overcommit) {
-    try {
-      RequireMemory(summary.plan.total_peak_bytes,
-                    "`terrace plan` tells what would fit; --overcommit starts all the same");
-    } catch (const Error&) {
-      begin();  // the plan that is refused
-      throw;
-    }
+  const int64_t needed_bytes = summary.plan.total_peak_bytes;
+  const bool refused = !options.overcommit && needed_bytes > summary.free_bytes;
+  if (!resume && !refused) CreateFolder(run, config_toml, tokenizer, lock);
+  if (callbacks.begin) callbacks.begin(summary);
+  if (refused) {
+    RequireMemory(needed_bytes, summary.free_bytes,
+                  "`terrace plan` tells what would fit; --overcommit starts all the same");
   }
-  if (!resume) CreateFolder(run, config_toml, tokenizer, lock);
-  begin();
 
-  Machine machine(config, Arena(summary.plan.total_peak_bytes));
+  Machine machine(config, Arena(needed_bytes));
   RunState state;
   if (latest) {
     try {
@@ -243,6 +239,11 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   }
   if (resume) CreateFolder(run, config_toml, tokenizer, lock);
   MetricsFile metrics_file(run.metrics(), state.step);
+  if (metrics_file.dropped_lines() > 0 && callbacks.warning) {
+    callbacks.warning(
+        fmt::format("metrics.jsonl: steps after {} are dropped, to be taken again (lines: {})",
+                    state.step, metrics_file.dropped_lines()));
+  }
 
   CollapseWatch collapse(config.model.router.top_k);
   TrainResult result;

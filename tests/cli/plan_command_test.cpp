@@ -45,6 +45,13 @@ TEST_F(PlanCommandTest, ComparesPoliciesAndFindsTheLargest) {
       Run({"plan", "moe-laptop", "--policy", "skewadam,adamw", "--sink", "accumulate,release"});
   EXPECT_EQ(compared.exit_code, 0) << compared.errors;
   EXPECT_EQ(std::count(compared.output.begin(), compared.output.end(), '\n'), 6);
+  const ProgramResult refused = Run({"plan", "gpt-moe-tiny", "--policy", "mesh-layer-grouping,mesh",
+                                     "--sink", "release", "--json"});
+  EXPECT_EQ(refused.exit_code, 0) << refused.errors;
+  const auto plans = nlohmann::json::parse(refused.output)["plans"];
+  EXPECT_TRUE(plans[0]["memory"].is_null());
+  EXPECT_THAT(plans[0]["refused"].get<std::string>(), HasSubstr("updates tensor by tensor"));
+  EXPECT_GT(plans[1]["memory"]["peak_bytes"], 0);
   const ProgramResult largest =
       Run({"plan", Mixtral(), "--largest", "--memory", "24GiB", "--json", "--sink", "release"});
   EXPECT_EQ(largest.exit_code, 0) << largest.errors;
@@ -67,6 +74,13 @@ TEST_F(PlanCommandTest, RefusesOnOneLine) {
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--set", "model.widht=3"}), HasSubstr("model.width"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--policy", "adamw,lion", "--chart", "a.svg"}),
               HasSubstr("--chart is of one run"));
+  EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--largest", "--chart", "a.svg"}),
+              HasSubstr("--chart draws one run, not --largest"));
+  EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--policy", ""}), HasSubstr("--policy: is empty"));
+  EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--largest=5"}), HasSubstr("largest"));
+  EXPECT_THAT(ErrorOf({"plan", "gpt-moe-tiny", "--policy",
+                       "mesh-layer-grouping,mesh-layer-grouping", "--sink", "release"}),
+              HasSubstr("training.sink"));
   EXPECT_THAT(
       ErrorOf({"plan", "moe-laptop", "--policy", "mesh-layer-grouping", "--sink", "release"}),
       HasSubstr("training.sink"));

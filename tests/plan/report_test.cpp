@@ -221,6 +221,10 @@ TEST(ReportTest, SaysWhatAForeignPlanLeavesOut) {
   EXPECT_EQ(json["memory"]["at_peak_bytes"]["optimizer"],
             8 * (int64_t{671'026'419'200} - 58 * 256));
   EXPECT_EQ(json["verdict"]["fits"], false);
+  EXPECT_THAT(ToText(std::vector{MakeRow(report.subject), MakeRow(report.subject)}, std::nullopt),
+              HasSubstr("\n\nThis engine cannot run deepseek_v3: "));
+  EXPECT_THAT(ToText(MakeReport(report.subject, int64_t{80} << 40)),
+              HasSubstr(" to spare for activations and scratch\n"));
   EXPECT_THROW(LoadSubject(ForeignPath("deepseek-v3"), "", {"model.layers=3"}), Error);
   EXPECT_THROW(LoadSubject("no-such-preset", "", {}), Error);
 }
@@ -304,9 +308,9 @@ TEST(BytesTest, ReadsAndRefuses) {
   EXPECT_EQ(ParseBytes("24GiB"), int64_t{24} << 30);
   EXPECT_EQ(ParseBytes("1.5 TiB"), int64_t{3} << 39);
   EXPECT_EQ(ParseBytes("500MB"), 500'000'000);
-  EXPECT_EQ(ParseBytes("4096"), 4096);
-  for (const char* wrong : {"", "GiB", "-1GiB", "0", "1e3GiB", "24Gib", "24 GiB x", "nan", "inf",
-                            "99999999999999999999TiB"}) {
+  EXPECT_EQ(ParseBytes("4096B"), 4096);
+  for (const char* wrong : {"", "GiB", "-1GiB", "0B", "24", "1e3GiB", "24Gib", "24 GiB x", "nan",
+                            "inf", "99999999999999999999TiB"}) {
     EXPECT_THROW(ParseBytes(wrong), Error) << wrong;
   }
   EXPECT_EQ(BytesText(int64_t{24} << 30), "24.00 GiB");

@@ -1,5 +1,6 @@
-// What is planned is what a run takes, to the byte: every preset small enough to run here, under
-// every policy and sink, with and without activation checkpointing, with one micro-batch and four.
+// What is planned is what a run takes, to the byte and by category: every preset small enough to
+// run here, under every policy and sink, with and without activation checkpointing, with one
+// micro-batch and four, for all types of weights and gradients and kinds of clipping.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,14 +27,15 @@ class PlanIsPeakTest : public testing::TestWithParam<Case> {
   }
   static void TearDownTestSuite() { delete shared_; }
 
-  // The first step of a run, with an evaluation; nothing is saved.
-  static StepMetrics FirstStep(const RunConfig& config) {
+  // By the first step of a run, with an evaluation; nothing is saved.
+  static void ExpectPlanIsPeak(const RunConfig& config) {
     struct Enough {};
     const TemporaryFolder folder;
+    std::optional<Ledger> plan;
     std::optional<StepMetrics> first;
     try {
       Train(config, folder / "run", {},
-            {.begin = {},
+            {.begin = [&](const RunSummary& summary) { plan = summary.plan; },
              .step =
                  [&](const StepMetrics& metrics) {
                    first = metrics;
@@ -44,37 +46,56 @@ class PlanIsPeakTest : public testing::TestWithParam<Case> {
              .stop = {}});
     } catch (const Enough&) {
     }
-    return first.value();
+    ASSERT_TRUE(plan && first);
+    EXPECT_EQ(first->planned_peak_bytes, plan->total_peak_bytes);
+    EXPECT_EQ(first->ledger_peak_bytes, plan->total_peak_bytes);
+    EXPECT_EQ(first->ledger_at_peak_bytes, plan->at_peak_bytes);
   }
 
   static TemporaryFolder* shared_;
 };
 TemporaryFolder* PlanIsPeakTest::shared_ = nullptr;
 
-TEST_P(PlanIsPeakTest, ForEverySinkCheckpointingAndNumberOfMicroBatches) {
+struct Types {
+  DType weights, gradients;
+};
+constexpr Types kTypes[] = {
+    {DType::kF32, DType::kF32}, {DType::kBF16, DType::kF32}, {DType::kBF16, DType::kBF16}};
+constexpr ClippingKind kClippings[] = {ClippingKind::kGlobalNorm, ClippingKind::kPerTensor,
+                                       ClippingKind::kNone};
+
+TEST_P(PlanIsPeakTest, ForEverySettingThatChangesMemory) {
   const auto& [preset, policy] = GetParam();
   RunConfig config = SmallRun(*shared_ / "corpus");
   const int64_t vocabulary = config.model.vocab_size;
   config.model = PresetNamed(preset);
   config.model.vocab_size = std::max(config.model.vocab_size, vocabulary);
-  // Its gradient buffer is bfloat16, which takes weights of that type.
-  if (policy == "mesh-bf16-buffer") config.model.weight_dtype = DType::kBF16;
-  config.training.gradient_dtype = config.model.weight_dtype;
   config.training.eval_interval = 1;
   config.optimizer.policy = policy;
+  // Types and clippings come turn by turn, so that each meets every other setting under some
+  // policy.
+  size_t turn = policy.size();
   for (const SinkKind sink : {SinkKind::kAccumulate, SinkKind::kRelease}) {
     // This rule looks at all experts of a layer at once.
     if (sink == SinkKind::kRelease && policy == "mesh-layer-grouping") continue;
     for (const bool checkpointing : {false, true}) {
       for (const int64_t micro_batches : {1, 4}) {
-        SCOPED_TRACE(fmt::format("release {}, checkpointing {}, {} micro-batches",
-                                 sink == SinkKind::kRelease, checkpointing, micro_batches));
+        // Its gradient buffer is bfloat16, which takes weights of that type.
+        const bool narrow = policy == "mesh-bf16-buffer";
+        const Types types = narrow ? kTypes[1 + turn % 2] : kTypes[turn % std::size(kTypes)];
+        const ClippingKind clipping = kClippings[turn / 3 % std::size(kClippings)];
+        ++turn;
+        SCOPED_TRACE(fmt::format(
+            "release {}, checkpointing {}, {} micro-batches, weights {}, gradients {}, {}",
+            sink == SinkKind::kRelease, checkpointing, micro_batches, NameOf(types.weights),
+            NameOf(types.gradients), NameOf(clipping)));
         config.training.sink = sink;
         config.training.activation_checkpointing = checkpointing;
         config.training.micro_batches = micro_batches;
-        const StepMetrics step = FirstStep(config);
-        EXPECT_EQ(step.planned_peak_bytes, PlanTraining(config).total_peak_bytes);
-        EXPECT_EQ(step.ledger_peak_bytes, step.planned_peak_bytes);
+        config.model.weight_dtype = types.weights;
+        config.training.gradient_dtype = types.gradients;
+        config.optimizer.clipping.kind = clipping;
+        ExpectPlanIsPeak(config);
       }
     }
   }

@@ -106,6 +106,7 @@ struct Matmul::Cache {
   std::mutex mutex;
   std::list<std::pair<Key, std::shared_ptr<const Primitive>>> newest_first;
   std::unordered_map<Key, decltype(newest_first)::iterator, KeyHash> index;
+  std::unordered_map<Key, int64_t, KeyHash> scratch_bytes;
   std::unordered_map<Key, int64_t, KeyHash> bounds;
 
   dnnl::matmul::primitive_desc Describe(const Key& key) {
@@ -155,8 +156,15 @@ Matmul::~Matmul() = default;
 
 int64_t Matmul::ScratchBytes(const Product& product, bool parallel) {
   if (product.m == 0 || product.n == 0 || product.k == 0) return 0;
-  return static_cast<int64_t>(
-      cache_->Describe(KeyOf(product, parallel, false)).scratchpad_desc().get_size());
+  const Key key = KeyOf(product, parallel, false);
+  const std::lock_guard lock(cache_->mutex);
+  // A plan of many experts asks thousands of times for few products.
+  if (const auto found = cache_->scratch_bytes.find(key); found != cache_->scratch_bytes.end()) {
+    return found->second;
+  }
+  const auto bytes = static_cast<int64_t>(cache_->Describe(key).scratchpad_desc().get_size());
+  cache_->scratch_bytes.emplace(key, bytes);
+  return bytes;
 }
 
 int64_t Matmul::ScratchBound(Product product, Axis axis, int64_t limit, bool parallel) {
