@@ -47,17 +47,27 @@ std::optional<int64_t> BudgetOf(const PlanFlags& flags) {
   return available;
 }
 
+// A flag and a setting that contradict each other would leave open which counts.
+void RequireNoAssignment(const PlanFlags& flags, std::string_view flag, std::string_view key) {
+  for (const std::string_view assignment : flags.assignments) {
+    std::string_view name = assignment.substr(0, assignment.find('='));
+    while (name.ends_with(' ')) name.remove_suffix(1);
+    if (name == key) Fail("--set {}: is {}'s to say", assignment, flag);
+  }
+}
+
 // One for each policy and sink.
 std::vector<Subject> SubjectsOf(const PlanFlags& flags) {
   std::vector<Subject> subjects;
+  if (!flags.policies.empty()) RequireNoAssignment(flags, "--policy", "optimizer.policy");
+  if (!flags.sinks.empty()) RequireNoAssignment(flags, "--sink", "training.sink");
   const auto or_none = [](const std::vector<std::string>& names) {
     return names.empty() ? std::vector<std::string>{""} : names;
   };
   for (const std::string& policy : or_none(flags.policies)) {
     for (const std::string& sink : or_none(flags.sinks)) {
       std::vector<std::string> assignments = flags.assignments;
-      // First, so that what is set explicitly goes over it.
-      if (!sink.empty()) assignments.insert(assignments.begin(), "training.sink=" + sink);
+      if (!sink.empty()) assignments.push_back("training.sink=" + sink);
       subjects.push_back(LoadSubject(flags.source, policy, std::move(assignments)));
     }
   }

@@ -4,6 +4,13 @@
 
 namespace terrace {
 
+void RefuseRelease(const std::string& parameter) {
+  Fail(
+      "training.sink = \"release\" updates tensor by tensor; the policy updates {} together with "
+      "others",
+      parameter);
+}
+
 ReleaseSink::ReleaseSink(const Parameters& parameters, Optimizer& optimizer, Arena& arena,
                          DType gradient_dtype, const Clipping& clipping)
     : parameters_(parameters),
@@ -14,12 +21,7 @@ ReleaseSink::ReleaseSink(const Parameters& parameters, Optimizer& optimizer, Are
       units_(parameters.size()) {
   clipping.Check();
   for (const Parameter& parameter : parameters) {
-    if (!optimizer.UpdatesAlone(parameter)) {
-      Fail(
-          "training.sink = \"release\" updates tensor by tensor; the policy updates {} together "
-          "with others",
-          parameter.name);
-    }
+    if (!optimizer.UpdatesAlone(parameter)) RefuseRelease(parameter.name);
     Unit& unit = units_[parameter.id];
     unit.kept = optimizer.KeptGradient(parameter);
     unit.outlives_step = !unit.kept.empty();

@@ -18,6 +18,9 @@
 
 namespace terrace {
 
+// Throws the Error of a policy that updates `parameter` together with others.
+[[noreturn]] void RefuseRelease(const std::string& parameter);
+
 class ReleaseSink final : public StepSink {
  public:
   // As AccumulateSink. Throws Error when the policy updates tensors together.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -56,9 +57,10 @@ Choices Sinks(const RunConfig& config) {
   return choices;
 }
 
-// As many tokens a step, fewer at a time.
+// As many tokens a step, fewer at a time. Routers are balanced over each micro-batch.
 Choices MicroBatches(const RunConfig& config) {
   Choices choices(1);
+  const bool balanced = config.model.router.aux_coefficient > 0;
   const TrainingConfig& training = config.training;
   for (int64_t parts = 2; training.micro_batch % parts == 0; parts *= 2) {
     const int64_t sequences = training.micro_batch / parts;
@@ -67,7 +69,7 @@ Choices MicroBatches(const RunConfig& config) {
     choices.push_back({{fmt::format("training.micro_batch={}", sequences),
                         fmt::format("training.micro_batches={}", count)},
                        2 * std::log2(static_cast<double>(parts)),
-                       false,
+                       balanced,
                        [=](RunConfig& c) {
                          c.training.micro_batch = sequences;
                          c.training.micro_batches = count;
@@ -97,10 +99,15 @@ Choices Precisions(const RunConfig& config) {
 }
 
 // Momentum of bfloat16 in every population whose rule keeps one of float32.
-Choices Momenta(const RunConfig& config) {
+Choices Momenta(const RunConfig& config, bool runnable) {
   Choices choices(1);
+  std::set<Population> present;
+  for (const Parameter& parameter : ParametersOf(config.model)) {
+    present.insert(parameter.population);
+  }
   std::vector<Population> populations;
   for (const PolicyEntry& entry : PolicyOf(config).entries) {
+    if (runnable && !present.contains(entry.population)) continue;
     const Settings settings = CompleteSettings(entry.rule, entry.settings);
     const auto momentum = settings.find("momentum");
     if (momentum == settings.end()) continue;
@@ -142,15 +149,15 @@ struct Combination {
 
 class Search {
  public:
-  Search(const RunConfig& config, bool activations) : config_(config) {
+  Search(const RunConfig& config, bool runnable) : config_(config) {
     // The policy comes first: what is laid over one does not fit another.
     kinds_ = {Policies(config),
               Sinks(config),
               GradientTypes(config),
               Precisions(config),
-              Momenta(config),
-              activations ? Recomputation(config) : Choices(1),
-              activations ? MicroBatches(config) : Choices(1)};
+              Momenta(config, runnable),
+              runnable ? Recomputation(config) : Choices(1),
+              runnable ? MicroBatches(config) : Choices(1)};
     Combination combination;
     combination.chosen.resize(kinds_.size());
     Enumerate(combination, 0);
@@ -287,8 +294,8 @@ class Search {
 }  // namespace
 
 Advice Advise(const RunConfig& config, int64_t budget_bytes, const Planner& planner,
-              bool activations) {
-  return Search(config, activations).Run(budget_bytes, planner);
+              bool runnable) {
+  return Search(config, runnable).Run(budget_bytes, planner);
 }
 
 }  // namespace terrace

@@ -42,9 +42,9 @@ using Planner = std::function<int64_t(const RunConfig&)>;
 // types of bfloat16, with and without activation checkpointing, the micro-batch as it is and the
 // smallest.
 //
-// With `activations` false, the planner does not see activations: what would change nothing but
-// them is not tried.
+// With `runnable` false, config.model is a stand-in and the planner does not see activations: what
+// would change nothing but them is not tried.
 Advice Advise(const RunConfig& config, int64_t budget_bytes, const Planner& planner,
-              bool activations = true);
+              bool runnable = true);
 
 }  // namespace terrace

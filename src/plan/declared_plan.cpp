@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "optim/optimizer.h"
+#include "optim/release_sink.h"
 
 namespace terrace {
 namespace {
@@ -12,10 +13,17 @@ DType GradientTypeOf(DType weight, const RunConfig& config) {
   return weight == DType::kBF16 ? config.training.gradient_dtype : DType::kF32;
 }
 
+int64_t KeptBytes(const Optimizer& optimizer, const Parameter& parameter) {
+  const TensorView kept = optimizer.KeptGradient(parameter);
+  return kept.empty() ? 0 : kept.bytes();
+}
+
 struct TensorMemory {
-  int64_t weight_bytes;
-  int64_t gradient_bytes;
-  int64_t state_bytes;
+  int64_t weight_bytes = 0;
+  int64_t gradient_bytes = 0;  // of one that a step makes and forgets
+  int64_t kept_bytes = 0;      // of a gradient buffer that the rule keeps from step to step
+  int64_t state_bytes = 0;
+  bool updated_alone = true;
 };
 
 // One of `tensor.count`.
@@ -27,11 +35,16 @@ TensorMemory MemoryOf(const DeclaredTensor& tensor, const Policy& policy, const 
   parameter.value.shape = tensor.shape;
   parameter.value.dtype = tensor.wide ? DType::kF32 : config.model.weight_dtype;
   parameter.layer = parameter.expert = 0;
-  TensorMemory memory{parameter.value.bytes(), 0, 0};
+  TensorMemory memory;
+  memory.weight_bytes = parameter.value.bytes();
   if (!tensor.trained) return memory;
   memory.gradient_bytes =
       tensor.shape.size() * BytesOf(GradientTypeOf(parameter.value.dtype, config));
   memory.state_bytes = StateBytesOf(policy, one).total;
+  Arena arena = Arena::Dry();
+  const Optimizer optimizer(policy, one, arena, 0);
+  memory.kept_bytes = KeptBytes(optimizer, parameter);
+  memory.updated_alone = optimizer.UpdatesAlone(parameter);
   return memory;
 }
 
@@ -40,6 +53,7 @@ TensorMemory MemoryOf(const DeclaredTensor& tensor, const Policy& policy, const 
 MemoryPlan PlanDeclared(const ForeignModel& model, const RunConfig& config) {
   const Policy policy = PolicyOf(config);
   const bool release = config.training.sink == SinkKind::kRelease;
+  const bool second_pass = config.optimizer.clipping.kind == ClippingKind::kGlobalNorm;
   MemoryPlan plan;
   int64_t largest_bytes = 0;
   size_t largest_row = 0;
@@ -49,11 +63,17 @@ MemoryPlan PlanDeclared(const ForeignModel& model, const RunConfig& config) {
     CategoryBytes& bytes = plan.at_peak[row];
     bytes[static_cast<size_t>(Memory::kWeights)] += tensor.count * memory.weight_bytes;
     bytes[static_cast<size_t>(Memory::kOptimizer)] += tensor.count * memory.state_bytes;
+    if (release && !memory.updated_alone) RefuseRelease(tensor.name);
     // Tied: complete only at the end of a step.
-    const bool kept = tensor.population == Population::kEmbedding && tensor.in_product;
-    if (!release || kept) {
-      bytes[static_cast<size_t>(Memory::kGradients)] += tensor.count * memory.gradient_bytes;
-    } else if (memory.gradient_bytes > largest_bytes) {
+    const bool tied = tensor.population == Population::kEmbedding && tensor.in_product;
+    const bool stays = memory.kept_bytes > 0;
+    if (stays || !release || tied) {
+      bytes[static_cast<size_t>(Memory::kGradients)] +=
+          tensor.count * (stays ? memory.kept_bytes : memory.gradient_bytes);
+    }
+    // What a buffer holds cannot be taken back: a second pass computes beside it.
+    const bool passing = release && (stays ? second_pass : !tied);
+    if (passing && memory.gradient_bytes > largest_bytes) {
       largest_bytes = memory.gradient_bytes;
       largest_row = row;
     }
@@ -77,22 +97,30 @@ TensorBytes BytesOfTensors(const ForeignModel& model, const RunConfig& config) {
   for (const DeclaredTensor& tensor : model.tensors) {
     const TensorMemory memory = MemoryOf(tensor, policy, config);
     bytes.weights += tensor.count * memory.weight_bytes;
-    bytes.gradients += tensor.count * memory.gradient_bytes;
+    bytes.kept_gradients += tensor.count * memory.kept_bytes;
+    bytes.gradients +=
+        tensor.count * (memory.kept_bytes > 0 ? memory.kept_bytes : memory.gradient_bytes);
     bytes.state += tensor.count * memory.state_bytes;
   }
   return bytes;
 }
 
 TensorBytes BytesOfTensors(const RunConfig& config) {
-  Parameters parameters;
+  const std::vector<Parameter> list = ParametersOf(config.model);
+  const Parameters parameters(list.begin(), list.end());
+  const Policy policy = PolicyOf(config);
+  Arena arena = Arena::Dry();
+  const Optimizer optimizer(policy, parameters, arena, 0);
   TensorBytes bytes;
-  for (Parameter& parameter : ParametersOf(config.model)) {
+  for (const Parameter& parameter : parameters) {
+    const int64_t kept = KeptBytes(optimizer, parameter);
     bytes.weights += parameter.value.bytes();
+    bytes.kept_gradients += kept;
     bytes.gradients +=
-        parameter.value.size() * BytesOf(GradientTypeOf(parameter.value.dtype, config));
-    parameters.push_back(std::move(parameter));
+        kept > 0 ? kept
+                 : parameter.value.size() * BytesOf(GradientTypeOf(parameter.value.dtype, config));
   }
-  bytes.state = StateBytesOf(PolicyOf(config), parameters).total;
+  bytes.state = StateBytesOf(policy, parameters).total;
   return bytes;
 }
 

@@ -11,8 +11,9 @@ namespace terrace {
 // Full-size tensors in bytes: what one pass over all of them moves.
 struct TensorBytes {
   int64_t weights = 0;
-  int64_t gradients = 0;  // all of them, also where only one is alive at a time
-  int64_t state = 0;      // and gradient buffers that stay
+  int64_t gradients = 0;       // all of them, also where only one is alive at a time
+  int64_t kept_gradients = 0;  // of these, buffers that stay from step to step
+  int64_t state = 0;
 };
 
 struct StepCost {

@@ -71,21 +71,20 @@ LargestRow LargestThatFits(const Subject& subject, int64_t budget_bytes) {
   };
   try {
     if (!fits(1)) return row;
+    int64_t most = 1, too_many = 2;
+    while (too_many <= kMaxLayers && fits(too_many)) {
+      most = too_many;
+      too_many *= 2;
+    }
+    while (too_many - most > 1) {
+      const int64_t middle = most + (too_many - most) / 2;
+      (fits(middle) ? most : too_many) = middle;
+    }
+    config.model.layers = most;
+    row.memory = PlanMemory(config);
   } catch (const Error& error) {
     row.refused = error.what();
-    return row;
   }
-  int64_t most = 1, too_many = 2;
-  while (too_many <= kMaxLayers && fits(too_many)) {
-    most = too_many;
-    too_many *= 2;
-  }
-  while (too_many - most > 1) {
-    const int64_t middle = most + (too_many - most) / 2;
-    (fits(middle) ? most : too_many) = middle;
-  }
-  config.model.layers = most;
-  row.memory = PlanMemory(config);
   return row;
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "plan/bytes.h"
+#include "plan/declared_plan.h"
 #include "plan/report.h"
 
 namespace terrace {
@@ -137,6 +138,10 @@ std::string ReleaseText(const PlanReport& report) {
   const RunConfig& config = report.subject.config;
   if (config.training.sink != SinkKind::kRelease || report.subject.foreign) return "";
   std::string text = "release: one gradient at a time";
+  if (const int64_t kept_bytes = BytesOfTensors(config).kept_gradients; kept_bytes > 0) {
+    text += fmt::format(", beside {} of buffers that the policy keeps from step to step",
+                        BytesText(kept_bytes));
+  }
   for (const Parameter& parameter : ParametersOf(config.model)) {
     if (parameter.contributions == 1) continue;
     const DType dtype =
@@ -307,10 +312,15 @@ std::string ToText(const PlanReport& report) {
 }
 
 std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budget_bytes) {
+  int64_t largest_bytes = 0;
+  for (const PlanRow& row : rows) {
+    if (row.memory) largest_bytes = std::max(largest_bytes, row.memory->ledger.total_peak_bytes);
+  }
+  const Amounts amount(largest_bytes);
   std::string text = fmt::format(
       "| policy | sink | gradient type | weights | gradients | state | activations | scratch | "
-      "peak, GiB | fits {} |\n|---|---|---|---:|---:|---:|---:|---:|---:|---|\n",
-      budget_bytes ? BytesText(*budget_bytes) : "");
+      "peak, {} | fits {} |\n|---|---|---|---:|---:|---:|---:|---:|---:|---|\n",
+      amount.unit(), budget_bytes ? BytesText(*budget_bytes) : "");
   for (const PlanRow& row : rows) {
     text += fmt::format("| {} | {} | {} |", row.subject.policy, SinkName(row.subject),
                         NameOf(row.subject.config.training.gradient_dtype));
@@ -319,14 +329,11 @@ std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budg
       continue;
     }
     const CategoryBytes& bytes = row.memory->ledger.at_peak_bytes;
-    const auto gib = [&](Memory category) {
-      const int64_t held = bytes[At(category)];
-      return held == 0 ? "-" : fmt::format("{:.2f}", static_cast<double>(held) / kGiB);
-    };
-    text += fmt::format(" {} | {} | {} | {} | {} | {:.2f} | {} |\n", gib(Memory::kWeights),
-                        gib(Memory::kGradients), gib(Memory::kOptimizer), gib(Memory::kActivations),
-                        gib(Memory::kScratch),
-                        static_cast<double>(row.memory->ledger.total_peak_bytes) / kGiB,
+    for (const Memory category : {Memory::kWeights, Memory::kGradients, Memory::kOptimizer,
+                                  Memory::kActivations, Memory::kScratch}) {
+      text += fmt::format(" {} |", amount(bytes[At(category)]));
+    }
+    text += fmt::format(" {} | {} |\n", amount(row.memory->ledger.total_peak_bytes),
                         Fitting(*row.memory, budget_bytes));
   }
   text += RefusedText(rows);
@@ -335,10 +342,11 @@ std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budg
 }
 
 std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
+  const Amounts amount(budget_bytes);
   std::string text = fmt::format(
-      "| policy | sink | gradient type | layers in {} | parameters | active | peak, GiB |\n"
+      "| policy | sink | gradient type | layers in {} | parameters | active | peak, {} |\n"
       "|---|---|---|---:|---:|---:|---:|\n",
-      BytesText(budget_bytes));
+      BytesText(budget_bytes), amount.unit());
   for (const LargestRow& row : rows) {
     text += fmt::format("| {} | {} | {} |", row.subject.policy, SinkName(row.subject),
                         NameOf(row.subject.config.training.gradient_dtype));
@@ -347,9 +355,9 @@ std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {
       continue;
     }
     const ModelSize size = row.subject.size();
-    text += fmt::format(" {} | {} | {} | {:.2f} |\n", row.subject.config.model.layers,
+    text += fmt::format(" {} | {} | {} | {} |\n", row.subject.config.model.layers,
                         Count(size.parameters), Count(size.active_parameters),
-                        static_cast<double>(row.memory->ledger.total_peak_bytes) / kGiB);
+                        amount(row.memory->ledger.total_peak_bytes));
   }
   return text + RefusedText(rows);
 }

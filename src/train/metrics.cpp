@@ -1,5 +1,7 @@
 #include "train/metrics.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +21,7 @@ using Json = nlohmann::ordered_json;
 struct KeptLines {
   uint64_t bytes = 0;
   int64_t dropped = 0;  // lines behind them
+  int64_t step = 0;     // of the last of them
 };
 
 // Up to the last line of a step up to `last_step`: a damaged line in between costs no history. One
@@ -39,7 +42,9 @@ KeptLines FindKept(const std::filesystem::path& path, int64_t last_step) {
     }
     const Json json = Json::parse(line, nullptr, false);
     ++kept.dropped;
-    if (json.is_object() && json.contains("step") && json["step"] <= last_step) kept = {read, 0};
+    if (json.is_object() && json.contains("step") && json["step"] <= last_step) {
+      kept = {read, 0, json["step"]};
+    }
     line.clear();
   }
   return kept;
@@ -97,6 +102,7 @@ MetricsFile::MetricsFile(std::filesystem::path path, int64_t last_step) : path_(
   if (std::filesystem::exists(path_)) {
     const KeptLines kept = FindKept(path_, last_step);
     dropped_lines_ = kept.dropped;
+    kept_step_ = kept.step;
     std::error_code error;
     std::filesystem::resize_file(path_, kept.bytes, error);
     if (error) Fail("{}: cannot write: {}", path_.string(), error.message());
@@ -109,6 +115,12 @@ void MetricsFile::Append(const StepMetrics& metrics) {
   const std::string line = ToJsonLine(metrics) + "\n";
   const bool written = std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size();
   if (!written || std::fflush(file_.get()) != 0) {
+    Fail("{}: cannot write: {}", path_.string(), std::strerror(errno));
+  }
+}
+
+void MetricsFile::Sync() {
+  if (fsync(fileno(file_.get())) != 0) {
     Fail("{}: cannot write: {}", path_.string(), std::strerror(errno));
   }
 }

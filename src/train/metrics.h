@@ -62,6 +62,10 @@ class MetricsFile {
 
   // Of later steps.
   int64_t dropped_lines() const { return dropped_lines_; }
+  // Of the last line that was kept; 0 without.
+  int64_t kept_step() const { return kept_step_; }
+  // Nothing appended so far is lost with the machine.
+  void Sync();
 
  private:
   struct Close {
@@ -69,6 +73,7 @@ class MetricsFile {
   };
   std::filesystem::path path_;
   int64_t dropped_lines_ = 0;
+  int64_t kept_step_ = 0;
   std::unique_ptr<std::FILE, Close> file_;
 };
 

@@ -239,10 +239,16 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   }
   if (resume) CreateFolder(run, config_toml, tokenizer, lock);
   MetricsFile metrics_file(run.metrics(), state.step);
-  if (metrics_file.dropped_lines() > 0 && callbacks.warning) {
-    callbacks.warning(
-        fmt::format("metrics.jsonl: steps after {} are dropped, to be taken again (lines: {})",
-                    state.step, metrics_file.dropped_lines()));
+  const auto warn = [&](const std::string& text) {
+    if (callbacks.warning) callbacks.warning(text);
+  };
+  if (metrics_file.dropped_lines() > 0) {
+    warn(fmt::format("metrics.jsonl: steps after {} are dropped, to be taken again (lines: {})",
+                     state.step, metrics_file.dropped_lines()));
+  }
+  if (metrics_file.kept_step() < state.step) {
+    warn(fmt::format("metrics.jsonl: has no lines of steps {} to {}", metrics_file.kept_step() + 1,
+                     state.step));
   }
 
   CollapseWatch collapse(config.model.router.top_k);
@@ -250,6 +256,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   int64_t saved_step = latest ? state.step : -1;
   const auto save = [&] {
     if (saved_step == state.step) return;
+    metrics_file.Sync();  // no checkpoint is ahead of its metrics
     const fs::path path = SaveCheckpoint(run.checkpoints(), training.keep, config_toml, state,
                                          machine.model, machine.optimizer);
     saved_step = state.step;
@@ -289,8 +296,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
     metrics_file.Append(metrics);
     if (callbacks.step) callbacks.step(metrics);
     for (const LayerRouting& layer : report.losses.routing) {
-      const auto warning = collapse.Step(layer);
-      if (warning && callbacks.warning) callbacks.warning(*warning);
+      if (const auto warning = collapse.Step(layer)) warn(*warning);
     }
     result.interrupted = !last && callbacks.stop && callbacks.stop();
     if (due(training.checkpoint_interval) || last || result.interrupted) save();

@@ -52,6 +52,10 @@ TEST_F(PlanCommandTest, ComparesPoliciesAndFindsTheLargest) {
   EXPECT_TRUE(plans[0]["memory"].is_null());
   EXPECT_THAT(plans[0]["refused"].get<std::string>(), HasSubstr("updates tensor by tensor"));
   EXPECT_GT(plans[1]["memory"]["peak_bytes"], 0);
+  const ProgramResult one = Run({"plan", "gpt-moe-tiny", "--policy", "mesh-layer-grouping,mesh",
+                                 "--sink", "release", "--largest", "--memory", "1MiB"});
+  EXPECT_EQ(one.exit_code, 0) << one.errors;
+  EXPECT_THAT(one.output, HasSubstr("| refused |"));
   const ProgramResult largest =
       Run({"plan", Mixtral(), "--largest", "--memory", "24GiB", "--json", "--sink", "release"});
   EXPECT_EQ(largest.exit_code, 0) << largest.errors;
@@ -78,6 +82,9 @@ TEST_F(PlanCommandTest, RefusesOnOneLine) {
               HasSubstr("--chart draws one run, not --largest"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--policy", ""}), HasSubstr("--policy: is empty"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--largest=5"}), HasSubstr("largest"));
+  EXPECT_THAT(
+      ErrorOf({"plan", "moe-laptop", "--policy", "adamw,lion", "--set", "optimizer.policy = muon"}),
+      HasSubstr("is --policy's to say"));
   EXPECT_THAT(ErrorOf({"plan", "gpt-moe-tiny", "--policy",
                        "mesh-layer-grouping,mesh-layer-grouping", "--sink", "release"}),
               HasSubstr("training.sink"));

@@ -94,13 +94,14 @@ TEST(ForeignModelTest, MixtralRunsHere) {
 // in Mixtral.
 TEST(ForeignModelTest, DeclaredBytesAreThoseOfTheRun) {
   const ForeignModel model = ParseForeignModel(FileText("mixtral-8x7b"), "mixtral");
-  for (const char* policy : {"skewadam", "adamw", "lion", "muon", "mesh"}) {
+  for (const char* policy : {"skewadam", "adamw", "lion", "muon", "mesh", "mesh-bf16-buffer"}) {
     const RunConfig config =
         ConfigOfModel(*model.config, {std::string("optimizer.policy=") + policy});
     const TensorBytes declared = BytesOfTensors(model, config);
     const TensorBytes run = BytesOfTensors(config);
     EXPECT_EQ(declared.weights, run.weights);
     EXPECT_EQ(declared.gradients, run.gradients);
+    EXPECT_EQ(declared.kept_gradients, run.kept_gradients);
     EXPECT_EQ(declared.state, run.state);
   }
 }

@@ -94,7 +94,12 @@ TEST(AdviceTest, LeavesOutWhatContainsAnEarlierSuggestion) {
                 suggestion.settings[0].starts_with("optimizer.populations"));
   }
   EXPECT_EQ(advice.fitting[0].relative_compute, 1);
-  EXPECT_FALSE(advice.fitting[0].changes_numbers);
+  // Routers are balanced over each micro-batch, if at all.
+  EXPECT_TRUE(advice.fitting[0].changes_numbers);
+  const Subject unbalanced = Preset110m({"model.router.aux_coefficient=0"});
+  EXPECT_FALSE(Advise(unbalanced.config, INT64_MAX, [](const RunConfig&) { return 1; })
+                   .fitting[0]
+                   .changes_numbers);
 }
 
 TEST(AdviceTest, SaysWhenNothingFits) {
@@ -209,6 +214,33 @@ TEST(ReportTest, SaysWhatReleaseKeeps) {
   EXPECT_THAT(untied, Not(HasSubstr("tok_emb.weight")));
   EXPECT_THAT(untied, Not(HasSubstr("(2.00x with ")));
   EXPECT_THAT(untied, HasSubstr("the machine does not tell what is free"));
+}
+
+// Of a model that can be run and of one that cannot, with the same experts.
+TEST(ReportTest, CountsGradientBuffersThatStay) {
+  const PlanReport own =
+      MakeReport(Preset110m({"training.sink=release", "optimizer.policy=mesh"}), std::nullopt);
+  int64_t experts_bytes = 0;
+  for (const Parameter& parameter : ParametersOf(own.subject.config.model)) {
+    if (parameter.population == Population::kExpert) experts_bytes += 4 * parameter.value.size();
+  }
+  EXPECT_THAT(ToText(own), HasSubstr("beside " + BytesText(experts_bytes) + " of buffers that"));
+  const auto olmoe = [&](const char* policy, const char* sink) {
+    const Subject subject =
+        LoadSubject(ForeignPath("olmoe-1b-7b"), policy, {std::string("training.sink=") + sink});
+    return MakeRow(subject).memory.value().ledger.at_peak_bytes[static_cast<size_t>(
+        Memory::kGradients)];
+  };
+  // 16 layers of 64 experts, three matrices of 2048 x 1024 each, in float32 or as the rule says.
+  const int64_t elements = int64_t{16} * 64 * 3 * 2048 * 1024;
+  EXPECT_GT(olmoe("mesh", "release"), 4 * elements);
+  EXPECT_LT(olmoe("mesh", "release"), 4 * elements + (int64_t{1} << 30));
+  EXPECT_GT(olmoe("mesh-bf16-buffer", "release"), 2 * elements);
+  EXPECT_LT(olmoe("mesh-bf16-buffer", "accumulate"), 2 * elements + (int64_t{4} << 30));
+  EXPECT_THAT(MakeRow(LoadSubject(ForeignPath("olmoe-1b-7b"), "mesh-layer-grouping",
+                                  {"training.sink=release"}))
+                  .refused,
+              HasSubstr("updates tensor by tensor"));
 }
 
 TEST(ReportTest, SaysWhatAForeignPlanLeavesOut) {
