@@ -237,15 +237,15 @@ class KilledTest : public TrainCommandTest, public ::testing::WithParamInterface
 
 TEST_P(KilledTest, AnywhereItLosesNothing) {
 #ifdef __SANITIZE_ADDRESS__
-  constexpr int kKills = 8;  // each start takes a second there
+  constexpr int kKills = 8, kSteps = 200;  // each start takes a second there
 #else
-  constexpr int kKills = 25;
+  constexpr int kKills = 25, kSteps = 600;
 #endif
   const auto arguments = [&](const std::string& output, int64_t keep) {
     return std::vector<std::string>{"train", Config(),
                                     "-o",    output,
                                     "--set", std::string("training.sink=") + GetParam(),
-                                    "--set", "training.steps=600",
+                                    "--set", fmt::format("training.steps={}", kSteps),
                                     "--set", "training.eval_interval=0",
                                     "--set", "training.checkpoint_interval=5",
                                     "--set", fmt::format("training.keep={}", keep)};
@@ -313,7 +313,7 @@ TEST_P(KilledTest, AnywhereItLosesNothing) {
       ++compared;
     }
   }
-  EXPECT_GT(compared, kKills);
+  EXPECT_GE(compared, kKills);
   EXPECT_GE(killed_saving, kKills / 8);  // of a quarter that were meant to be
   RecordProperty("killed_saving", killed_saving);
   const ProgramResult resumed = Program(begin(), Options()).Wait();
