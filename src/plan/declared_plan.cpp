@@ -9,8 +9,9 @@
 namespace terrace {
 namespace {
 
-DType GradientTypeOf(DType weight, const RunConfig& config) {
-  return weight == DType::kBF16 ? config.training.gradient_dtype : DType::kF32;
+int64_t GradientBytes(const Parameter& parameter, const RunConfig& config) {
+  return parameter.value.size() *
+         BytesOf(GradientTypeOf(parameter, config.training.gradient_dtype));
 }
 
 int64_t KeptBytes(const Optimizer& optimizer, const Parameter& parameter) {
@@ -24,6 +25,9 @@ struct TensorMemory {
   int64_t kept_bytes = 0;      // of a gradient buffer that the rule keeps from step to step
   int64_t state_bytes = 0;
   bool updated_alone = true;
+
+  // Of either.
+  int64_t buffer_bytes() const { return kept_bytes > 0 ? kept_bytes : gradient_bytes; }
 };
 
 // One of `tensor.count`.
@@ -38,8 +42,7 @@ TensorMemory MemoryOf(const DeclaredTensor& tensor, const Policy& policy, const 
   TensorMemory memory;
   memory.weight_bytes = parameter.value.bytes();
   if (!tensor.trained) return memory;
-  memory.gradient_bytes =
-      tensor.shape.size() * BytesOf(GradientTypeOf(parameter.value.dtype, config));
+  memory.gradient_bytes = GradientBytes(parameter, config);
   memory.state_bytes = StateBytesOf(policy, one).total;
   Arena arena = Arena::Dry();
   const Optimizer optimizer(policy, one, arena, 0);
@@ -68,8 +71,7 @@ MemoryPlan PlanDeclared(const ForeignModel& model, const RunConfig& config) {
     const bool tied = tensor.population == Population::kEmbedding && tensor.in_product;
     const bool stays = memory.kept_bytes > 0;
     if (stays || !release || tied) {
-      bytes[static_cast<size_t>(Memory::kGradients)] +=
-          tensor.count * (stays ? memory.kept_bytes : memory.gradient_bytes);
+      bytes[static_cast<size_t>(Memory::kGradients)] += tensor.count * memory.buffer_bytes();
     }
     // What a buffer holds cannot be taken back: a second pass computes beside it.
     const bool passing = release && (stays ? second_pass : !tied);
@@ -98,8 +100,7 @@ TensorBytes BytesOfTensors(const ForeignModel& model, const RunConfig& config) {
     const TensorMemory memory = MemoryOf(tensor, policy, config);
     bytes.weights += tensor.count * memory.weight_bytes;
     bytes.kept_gradients += tensor.count * memory.kept_bytes;
-    bytes.gradients +=
-        tensor.count * (memory.kept_bytes > 0 ? memory.kept_bytes : memory.gradient_bytes);
+    bytes.gradients += tensor.count * memory.buffer_bytes();
     bytes.state += tensor.count * memory.state_bytes;
   }
   return bytes;
@@ -116,9 +117,7 @@ TensorBytes BytesOfTensors(const RunConfig& config) {
     const int64_t kept = KeptBytes(optimizer, parameter);
     bytes.weights += parameter.value.bytes();
     bytes.kept_gradients += kept;
-    bytes.gradients +=
-        kept > 0 ? kept
-                 : parameter.value.size() * BytesOf(GradientTypeOf(parameter.value.dtype, config));
+    bytes.gradients += kept > 0 ? kept : GradientBytes(parameter, config);
   }
   bytes.state = StateBytesOf(policy, parameters).total;
   return bytes;

@@ -45,9 +45,9 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
     }
   }
   report.memory = PlanOf(subject);
-  report.cost = CostOf(
-      subject.size(),
-      subject.foreign ? BytesOfTensors(*subject.foreign, config) : BytesOfTensors(config), config);
+  report.tensors =
+      subject.foreign ? BytesOfTensors(*subject.foreign, config) : BytesOfTensors(config);
+  report.cost = CostOf(subject.size(), report.tensors, config);
   report.dense = DenseModelsOf(subject);
   if (report.Fits()) return report;
   const Planner planner = [&](const RunConfig& changed) {

@@ -18,6 +18,7 @@ struct PlanReport {
   Subject subject;
   std::array<int64_t, kPopulations> parameters{};  // by population
   MemoryPlan memory;
+  TensorBytes tensors;
   StepCost cost;
   std::optional<int64_t> budget_bytes;  // empty: the machine does not tell
   std::optional<Advice> advice;         // for what does not fit

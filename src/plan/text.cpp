@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "core/parallel.h"
+#include "optim/step_sink.h"
 #include "plan/bytes.h"
-#include "plan/declared_plan.h"
 #include "plan/report.h"
 
 namespace terrace {
@@ -138,14 +138,13 @@ std::string ReleaseText(const PlanReport& report) {
   const RunConfig& config = report.subject.config;
   if (config.training.sink != SinkKind::kRelease || report.subject.foreign) return "";
   std::string text = "release: one gradient at a time";
-  if (const int64_t kept_bytes = BytesOfTensors(config).kept_gradients; kept_bytes > 0) {
+  if (const int64_t kept_bytes = report.tensors.kept_gradients; kept_bytes > 0) {
     text += fmt::format(", beside {} of buffers that the policy keeps from step to step",
                         BytesText(kept_bytes));
   }
   for (const Parameter& parameter : ParametersOf(config.model)) {
     if (parameter.contributions == 1) continue;
-    const DType dtype =
-        parameter.value.dtype == DType::kBF16 ? config.training.gradient_dtype : DType::kF32;
+    const DType dtype = GradientTypeOf(parameter, config.training.gradient_dtype);
     text += fmt::format(", beside that of {} ({}, {}), complete only at the end of a step",
                         parameter.name, BytesText(parameter.value.size() * BytesOf(dtype)),
                         NameOf(dtype));
