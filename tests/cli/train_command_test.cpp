@@ -223,11 +223,13 @@ TEST_F(TrainCommandTest, KilledWhileSavingItResumesBitForBit) {
 // run that nobody disturbed, and is what the next start goes on from.
 class KilledTest : public TrainCommandTest, public ::testing::WithParamInterface<const char*> {
  protected:
-  static void RemoveUnfinished(const fs::path& checkpoints) {
+  static std::vector<fs::path> Unfinished(const fs::path& checkpoints) {
+    std::vector<fs::path> found;
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(checkpoints, none)) {
-      if (entry.path().extension() == ".tmp") fs::remove_all(entry.path());
+      if (entry.path().extension() == ".tmp") found.push_back(entry.path());
     }
+    return found;
   }
   static fs::file_time_type WriteTimeOf(const fs::path& path) {
     std::error_code none;
@@ -257,19 +259,14 @@ TEST_P(KilledTest, AnywhereItLosesNothing) {
     if (fs::exists(folder_ / "cut/config.toml")) all.push_back("--resume");
     return Arguments(all);
   };
-  const auto saving = [&] {
-    std::error_code none;
-    for (const auto& entry : fs::directory_iterator(checkpoints, none)) {
-      if (entry.path().extension() == ".tmp") return true;
-    }
-    return false;
-  };
   int compared = 0, killed_saving = 0;
   for (int kill = 0; kill < kKills;) {
     enum Moment { kStarting, kTraining, kSaved, kSaving, kMoments };
     const auto moment = static_cast<Moment>(kill % kMoments);
     // What a kill left would pass for what this one waits for; the others start beside it.
-    if (moment == kSaving) RemoveUnfinished(checkpoints);
+    if (moment == kSaving) {
+      for (const fs::path& unfinished : Unfinished(checkpoints)) fs::remove_all(unfinished);
+    }
     const std::optional<fs::path> saved = LatestCheckpoint(checkpoints);
     const auto written = WriteTimeOf(folder_ / "cut/metrics.jsonl");
     Program program(begin(), Options());
@@ -280,7 +277,7 @@ TEST_P(KilledTest, AnywhereItLosesNothing) {
         case kSaved:
           return LatestCheckpoint(checkpoints) != saved;
         case kSaving:
-          return saving();
+          return !Unfinished(checkpoints).empty();
         default:
           return true;
       }
@@ -302,7 +299,7 @@ TEST_P(KilledTest, AnywhereItLosesNothing) {
     }
     ASSERT_EQ(result.signal, SIGKILL) << result.errors;
     ++kill;
-    if (moment == kSaving && saving()) ++killed_saving;
+    if (moment == kSaving && !Unfinished(checkpoints).empty()) ++killed_saving;
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(checkpoints, none)) {
       if (!StepOf(entry.path())) continue;
