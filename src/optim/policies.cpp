@@ -55,6 +55,13 @@ momentum = "none"
 [router]
 momentum = "none"
 )"},
+      {"skewadam-relative-eps",
+       "SkewAdam with the floor on squared gradients relative to their mean",
+       R"(
+base = "skewadam"
+[default]
+eps_mode = "relative"
+)"},
       {"adamw", "AdamW, two moments of float32 everywhere (arXiv 1711.05101)", R"(
 learning_rate = 3e-4
 [default]

@@ -37,8 +37,6 @@ HWY_INLINE void SumUnit(const Gradient* gradient, float* momentum, MomentumStep 
   });
 }
 
-// Row after row, although several at a time would spare loads and stores of the column sums: one
-// stream from memory is what processors prefetch best.
 template <typename Gradient, typename Momentum>
 HWY_INLINE void SumRow(const Gradient* gradient, Momentum* momentum, int64_t row, int64_t columns,
                        MomentumStep step, uint64_t momentum_key, float* row_sum,
@@ -76,6 +74,7 @@ HWY_INLINE void SumRow(const Gradient* gradient, Momentum* momentum, int64_t row
   *row_sum = sum.Sum();
 }
 
+// sums[j] += (factor * row[j])^2.
 template <typename X>
 HWY_INLINE void AddSquares(const X* row, int64_t columns, float factor, float* sums) {
   const VF factors = hn::Set(F32(), factor);
@@ -88,6 +87,56 @@ HWY_INLINE void AddSquares(const X* row, int64_t columns, float factor, float* s
         });
       },
       row);
+}
+
+// Rows of which a sum must be known before their squares can be weighted are read twice, in groups:
+// while the squares of one, which is in the cache by now, are added up, the next one comes from
+// memory, which never waits. What is added to what, and in which order, is the same row by row.
+inline constexpr int64_t kGroup = 4;  // rows
+
+// Calls sum(i) and then weigh(i) for rows [begin, end), or in place of both
+// weigh_and_sum(i) for weigh of rows [i, i + kGroup) and sum of the kGroup rows behind them. Rows
+// that end within a unit come one by one.
+template <typename Sum, typename Weigh, typename WeighAndSum>
+HWY_INLINE void ForRowsTwice(int64_t begin, int64_t end, int64_t columns, const Sum& sum,
+                             const Weigh& weigh, const WeighAndSum& weigh_and_sum) {
+  int64_t i = begin;
+  if (columns % kUnit == 0 && end - begin >= 2 * kGroup) {
+    for (int64_t row = i; row < i + kGroup; ++row) sum(row);
+    for (; i + 2 * kGroup <= end; i += kGroup) weigh_and_sum(i);
+    for (const int64_t stop = i + kGroup; i < stop; ++i) weigh(i);
+  }
+  for (; i < end; ++i) {
+    sum(i);
+    weigh(i);
+  }
+}
+
+// SumRow without momentum of the rows of `next`, and AddSquares of `rows`.
+template <typename X>
+HWY_INLINE void WeighAndSumGroup(const X* rows, const float* factors, float* weighted_sums,
+                                 const X* next, float* row_sums, float* column_sums,
+                                 int64_t columns) {
+  VF weights[kGroup];
+  for (int64_t i = 0; i < kGroup; ++i) weights[i] = hn::Set(F32(), factors[i]);
+  Accumulator sums[kGroup];
+  for (int64_t j = 0; j < columns; j += kUnit) {
+    ForVectors([&](int64_t in_unit, int64_t v) HWY_ATTR {
+      const int64_t at = j + in_unit;
+      VF weighted = Load(weighted_sums + at);
+      VF column = Load(column_sums + at);
+      for (int64_t i = 0; i < kGroup; ++i) {
+        const VF u = hn::Mul(Load(rows + i * columns + at), weights[i]);
+        weighted = hn::MulAdd(u, u, weighted);
+        const VF x = Load(next + i * columns + at);
+        column = hn::MulAdd(x, x, column);
+        sums[i].lanes[v] = hn::MulAdd(x, x, sums[i].lanes[v]);
+      }
+      Store(weighted, weighted_sums + at);
+      Store(column, column_sums + at);
+    });
+  }
+  for (int64_t i = 0; i < kGroup; ++i) row_sums[i] = sums[i].Sum();
 }
 
 // One row of momentum in codes.
@@ -151,29 +200,41 @@ void Sums(TensorView gradient, float scale, const Stored& momentum, double beta,
                           hn::Set(F32(), static_cast<float>((1 - beta) * scale))};
   std::fill_n(column_sums, PaddedColumns(columns), 0.0f);
   if (weighted_sums != nullptr) std::fill_n(weighted_sums, PaddedColumns(columns), 0.0f);
+  // By which a row is weighted, once it has its sum.
+  const auto factor = [&](int64_t i) {
+    const float moment = row_decay.keep * row_moments[i] + row_decay.gain * row_sums[i];
+    const float added = moment + row_decay.offset;
+    return 1 / std::sqrt(std::max(added, std::numeric_limits<float>::min()));
+  };
   // sum(i) leaves the sums of a row, weigh(i, factor) the weighted ones.
   const auto rows = [&](const auto& sum, const auto& weigh) {
     for (int64_t i = begin; i < end; ++i) {
       sum(i);
-      if (weighted_sums == nullptr) continue;
-      const float moment = row_decay.keep * row_moments[i] + row_decay.gain * row_sums[i];
-      const float added = moment + row_decay.offset;
-      weigh(i, 1 / std::sqrt(std::max(added, std::numeric_limits<float>::min())));
+      if (weighted_sums != nullptr) weigh(i, factor(i));
     }
   };
   const auto by_elements = [&](const auto* g, auto* m) {
-    rows(
-        [&](int64_t i) {
-          SumRow(g + i * columns, m != nullptr ? m + i * columns : m, i, columns, step,
-                 momentum_key, row_sums + i, column_sums);
-        },
-        [&](int64_t i, float factor) {
-          if (m != nullptr) {
-            AddSquares(m + i * columns, columns, factor, weighted_sums);
-          } else {
-            AddSquares(g + i * columns, columns, factor, weighted_sums);
-          }
-        });
+    const auto sum = [&](int64_t i) {
+      SumRow(g + i * columns, m != nullptr ? m + i * columns : m, i, columns, step, momentum_key,
+             row_sums + i, column_sums);
+    };
+    if (m != nullptr) {
+      rows(sum, [&](int64_t i, float weight) {
+        AddSquares(m + i * columns, columns, weight, weighted_sums);
+      });
+    } else if (weighted_sums != nullptr) {
+      ForRowsTwice(
+          begin, end, columns, sum,
+          [&](int64_t i) { AddSquares(g + i * columns, columns, factor(i), weighted_sums); },
+          [&](int64_t i) {
+            float factors[kGroup];
+            for (int64_t row = 0; row < kGroup; ++row) factors[row] = factor(i + row);
+            WeighAndSumGroup(g + i * columns, factors, weighted_sums, g + (i + kGroup) * columns,
+                             row_sums + i + kGroup, column_sums, columns);
+          });
+    } else {
+      for (int64_t i = begin; i < end; ++i) sum(i);
+    }
   };
   const auto by_blocks = [&](const auto* g) {
     rows(
@@ -181,10 +242,10 @@ void Sums(TensorView gradient, float scale, const Stored& momentum, double beta,
           SumCodedRow(g + i * columns, CodedRow(momentum, i), i, columns, step, momentum_key,
                       row_sums + i, column_sums);
         },
-        [&](int64_t i, float factor) {
+        [&](int64_t i, float weight) {
           ForDecoded(CodedRow(momentum, i), columns,
                      [&](int64_t first, int64_t count, const float* m)
-                         HWY_ATTR { AddSquares(m, count, factor, weighted_sums + first); });
+                         HWY_ATTR { AddSquares(m, count, weight, weighted_sums + first); });
         });
   };
   WithElements(gradient, [&](const auto* g) {
@@ -295,16 +356,49 @@ double Squares(const Stored& source, int64_t begin, int64_t end, const float* ro
   return total;
 }
 
+// SquareRow of the rows of `next`, and AddSquares of `rows`.
+template <typename X>
+HWY_INLINE void WeighAndSquareGroup(const X* rows, const float* factors, float* sums, const X* next,
+                                    const float* column_factors, float* squares, int64_t columns) {
+  VF weights[kGroup];
+  for (int64_t i = 0; i < kGroup; ++i) weights[i] = hn::Set(F32(), factors[i]);
+  Accumulator row_sums[kGroup];
+  for (int64_t j = 0; j < columns; j += kUnit) {
+    ForVectors([&](int64_t in_unit, int64_t v) HWY_ATTR {
+      const int64_t at = j + in_unit;
+      const VF column_factor = Load(column_factors + at);
+      VF sum = Load(sums + at);
+      for (int64_t i = 0; i < kGroup; ++i) {
+        const VF u = hn::Mul(Load(rows + i * columns + at), weights[i]);
+        sum = hn::MulAdd(u, u, sum);
+        const VF x = hn::Mul(Load(next + i * columns + at), column_factor);
+        row_sums[i].lanes[v] = hn::MulAdd(x, x, row_sums[i].lanes[v]);
+      }
+      Store(sum, sums + at);
+    });
+  }
+  for (int64_t i = 0; i < kGroup; ++i) squares[i] = row_sums[i].Sum();
+}
+
 void NormalizeRows(TensorView view, int64_t begin, int64_t end, float target, float eps,
                    const float* column_factors, float* row_factors, float* column_sums) {
   const int64_t columns = view.columns();
   WithElements(view, [&](const auto* x) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float norm =
-          row_factors[i] * std::sqrt(SquareRow(x + i * columns, columns, column_factors));
+    const auto normalize = [&](int64_t i, float squares) {
+      const float norm = row_factors[i] * std::sqrt(squares);
       row_factors[i] *= norm > 0 ? target / (norm + eps) : 0;
-      AddSquares(x + i * columns, columns, row_factors[i], column_sums);
-    }
+    };
+    ForRowsTwice(
+        begin, end, columns,
+        [&](int64_t i) { normalize(i, SquareRow(x + i * columns, columns, column_factors)); },
+        [&](int64_t i) { AddSquares(x + i * columns, columns, row_factors[i], column_sums); },
+        [&](int64_t i) {
+          const int64_t next = i + kGroup;
+          float squares[kGroup];
+          WeighAndSquareGroup(x + i * columns, row_factors + i, column_sums, x + next * columns,
+                              column_factors, squares, columns);
+          for (int64_t row = 0; row < kGroup; ++row) normalize(next + row, squares[row]);
+        });
   });
 }
 
