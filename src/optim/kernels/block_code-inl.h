@@ -63,11 +63,7 @@ struct LargestBits {
   HWY_INLINE void Add(VF value) { AddPositive(hn::Abs(value)); }
   // Not negative, or NaN of any sign.
   HWY_INLINE void AddPositive(VF value) { lanes = hn::Max(lanes, hn::BitCast(U32(), value)); }
-  HWY_INLINE uint32_t Largest() const {
-    HWY_ALIGN uint32_t values[kLanes];
-    hn::Store(lanes, U32(), values);
-    return *std::max_element(values, values + kLanes);
-  }
+  HWY_INLINE uint32_t Largest() const { return hn::GetLane(hn::MaxOfLanes(U32(), lanes)); }
   VU lanes;
 };
 
