@@ -90,7 +90,11 @@ std::string LargestText(const std::vector<Subject>& subjects, int64_t budget_byt
 }
 
 void RunPlan(const PlanFlags& flags) {
-  if (!flags.chart.empty()) RequireNewOutput(flags.chart);
+  if (!flags.chart.empty()) {
+    if (!flags.chart.ends_with(".svg"))
+      Fail("--chart {}: the picture is an .svg file", flags.chart);
+    RequireNewOutput(flags.chart);
+  }
   const std::optional<int64_t> budget_bytes = BudgetOf(flags);
   const std::vector<Subject> subjects = SubjectsOf(flags);
   UseThreads(subjects.front().config.training.threads);

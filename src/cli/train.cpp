@@ -57,8 +57,10 @@ void RunTrain(TrainFlags flags) {
              },
          .stop = [&] { return stop.requested(); }});
   }
+  const int64_t steps = config.training.steps;
+  const char* relation = result.step <= steps ? "of" : "steps, more than";
   std::string text =
-      fmt::format("{}: {} of {} steps", flags.output.string(), result.step, config.training.steps);
+      fmt::format("{}: {} {} {} steps", flags.output.string(), result.step, relation, steps);
   if (result.interrupted) text += ", interrupted and saved (--resume continues)";
   if (result.evaluation) {
     const Evaluation& evaluation = *result.evaluation;

@@ -62,10 +62,7 @@ Subject Load(const std::string& source, const std::vector<std::string>& assignme
 
 Subject LoadSubject(const std::string& source, const std::string& policy,
                     std::vector<std::string> assignments) {
-  // First, so that what is set explicitly goes over it.
-  if (!policy.empty()) {
-    assignments.insert(assignments.begin(), "optimizer.policy=" + QuotedToml(policy));
-  }
+  if (!policy.empty()) assignments.push_back("optimizer.policy=" + QuotedToml(policy));
   Subject subject = Load(source, assignments);
   const std::string& used = subject.config.optimizer.policy;
   subject.policy = used == kOwnPolicy && IsPolicyFile(policy) ? policy : used;

@@ -22,9 +22,9 @@ struct Subject {
 };
 
 // `source` is a configuration (*.toml), a Hugging Face config.json (*.json, or a folder with one),
-// or the name of a preset; the latter two start from the defaults of training. `policy`, a name or
-// a file, takes the place of the configuration's own unless empty; `assignments` ("key=value") are
-// laid over all. Throws Error on one line.
+// or the name of a preset; the latter two start from the defaults of training. `assignments`
+// ("key=value") are laid over it, then `policy`, a name or a file, unless empty. Throws Error on
+// one line.
 Subject LoadSubject(const std::string& source, const std::string& policy,
                     std::vector<std::string> assignments);
 

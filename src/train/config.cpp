@@ -208,6 +208,17 @@ std::vector<Field> FieldsOf(RunConfig& config) {
 
 RunConfig LoadConfig(const std::filesystem::path& path,
                      const std::vector<std::string>& assignments) {
+  const std::string name = path.string();
+  const auto presets = Presets();
+  std::error_code absent;
+  if (!std::filesystem::exists(path, absent) &&
+      std::any_of(presets.begin(), presets.end(),
+                  [&](const Preset& preset) { return preset.name == name; })) {
+    Fail(
+        "{}: a preset, but what is trained is a .toml file, with preset = \"{}\" under [model] and "
+        "the folder of the data under [data]",
+        name, name);
+  }
   const toml::table table = ParseToml(ReadFile(path), path.string());
   const auto apply = [&](RunConfig& config) {
     const std::vector<Field> fields = FieldsOf(config);

@@ -80,6 +80,8 @@ TEST_F(PlanCommandTest, RefusesOnOneLine) {
               HasSubstr("--chart is of one run"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--largest", "--chart", "a.svg"}),
               HasSubstr("--chart draws one run, not --largest"));
+  EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--chart", "a.png"}),
+              HasSubstr("a.png: the picture is"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--policy", ""}), HasSubstr("--policy: is empty"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--largest=5"}), HasSubstr("largest"));
   EXPECT_THAT(

@@ -136,6 +136,7 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"trian"}), HasSubstr("unknown command trian, did you mean train?"));
   EXPECT_THAT(ErrorOf({"train"}), HasSubstr("name a configuration"));
   EXPECT_THAT(ErrorOf({"train", "absent.toml"}), HasSubstr("absent.toml: cannot read"));
+  EXPECT_THAT(ErrorOf({"train", "moe-laptop"}), HasSubstr("moe-laptop: a preset, but "));
   EXPECT_THAT(ErrorOf({"train", Config(), "--sett", "x=1"}), HasSubstr("--sett"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "training.stpes=5"}),
               HasSubstr("unknown key training.stpes, did you mean training.steps?"));

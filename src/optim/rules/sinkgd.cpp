@@ -167,7 +167,8 @@ class SinkGd final : public Rule {
     }
     Stack stack = StackOf(group);
     if (stack.rows == 0 || stack.columns == 0) return {};
-    // All tensors of a step have one gradient scale.
+    // Rows are normalized first: where tensors are clipped apart, their scales differ by nothing
+    // that eps does not hide.
     const float scale = GradientScale(group.front().context);
     const bool multiplied = settings_.multiplier == Multiplier::kNeuron;
     std::vector<SquareSums> sums(group.size());
