@@ -2,8 +2,7 @@
 // run. Operations are counted by formula, symmetric products in full: where only half of one is
 // computed, the share may exceed 1. The product itself is float32, or bfloat16 where the machine
 // has such products and the rule uses them.
-#include "core/rng.h"
-#include "optim/optimizer.h"
+#include "experts.h"
 #include "product_peak.h"
 
 namespace terrace {
@@ -72,20 +71,8 @@ void Run(const Subject& subject) {
   Override(policy, Population::kExpert, subject.settings);
   // The optimizer's state and scratch, then weights and gradients.
   Arena arena(subject.count * subject.shape.size() * 20 + (int64_t{1} << 30));
-  Parameters parameters;
-  std::vector<Update> updates;
-  for (int64_t i = 0; i < subject.count; ++i) {
-    Parameter& parameter = parameters.emplace_back();
-    parameter.name = fmt::format("expert.{}", i);
-    parameter.population = Population::kExpert;
-    parameter.id = i;
-    parameter.value = arena.Allocate(Memory::kWeights, DType::kBF16, subject.shape, "weight");
-    const TensorView gradient =
-        arena.Allocate(Memory::kGradients, DType::kF32, subject.shape, "gradient");
-    FillRandom(parameter.value, 2 * i);
-    FillRandom(gradient, 2 * i + 1);
-    updates.push_back({&parameter, gradient, 1});
-  }
+  const auto [parameters, updates] =
+      MakeExperts(subject.count, subject.shape, DType::kBF16, DType::kF32, arena);
   Optimizer optimizer(policy, parameters, arena, 1);
 
   // Past the first step, which has a new subspace whatever the period.

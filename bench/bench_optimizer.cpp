@@ -12,10 +12,7 @@
 // Rules that are matrix products for the most part have bench_matrix_rules.
 #include <fstream>
 
-#include "bench_support.h"
-#include "core/arena.h"
-#include "core/rng.h"
-#include "optim/optimizer.h"
+#include "experts.h"
 
 namespace terrace {
 namespace {
@@ -82,21 +79,8 @@ int64_t LastLevelCacheBytes() {
 bool Run(const Subject& subject, PlainLoop& loop) {
   const int64_t elements = subject.shape.size();
   Arena arena(subject.count * elements * 16 + (int64_t{64} << 20));
-  Parameters parameters;
-  std::vector<Update> updates;
-  for (int64_t i = 0; i < subject.count; ++i) {
-    Parameter& parameter = parameters.emplace_back();
-    parameter.name = fmt::format("expert.{}", i);
-    parameter.population = Population::kExpert;
-    parameter.id = i;
-    parameter.value = arena.Allocate(Memory::kWeights, subject.weight_dtype, subject.shape,
-                                     parameter.name.c_str());
-    const TensorView gradient =
-        arena.Allocate(Memory::kGradients, subject.gradient_dtype, subject.shape, "gradient");
-    FillRandom(parameter.value, 2 * i);
-    FillRandom(gradient, 2 * i + 1);
-    updates.push_back({&parameter, gradient, 1});
-  }
+  const auto [parameters, updates] = MakeExperts(subject.count, subject.shape, subject.weight_dtype,
+                                                 subject.gradient_dtype, arena);
   Policy policy = PolicyNamed(subject.policy);
   Override(policy, Population::kExpert, subject.settings);
   Optimizer optimizer(policy, parameters, arena, 1);

@@ -49,7 +49,7 @@ struct Divergence {
 // Memory by plan, which the run's own ledger equals.
 struct RunMemory {
   int64_t peak_bytes = 0;
-  std::array<int64_t, kMemoryCategories> at_peak_bytes{};
+  CategoryBytes at_peak_bytes{};
   StateBytes state;  // as the policy declares it
 };
 

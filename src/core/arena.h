@@ -15,15 +15,16 @@ namespace terrace {
 // live from forward to backward; the others for the whole run.
 enum class Memory : uint8_t { kWeights, kOptimizer, kGradients, kActivations, kScratch };
 inline constexpr int kMemoryCategories = 5;
+using CategoryBytes = std::array<int64_t, kMemoryCategories>;
 std::string_view NameOf(Memory category);
 
 // Bytes held now and at most, per category and together. The peak of the total is not the sum
 // of the categories' peaks: they occur at different moments.
 struct Ledger {
-  std::array<int64_t, kMemoryCategories> current_bytes{};
-  std::array<int64_t, kMemoryCategories> peak_bytes{};
+  CategoryBytes current_bytes{};
+  CategoryBytes peak_bytes{};
   // What each category held at the moment of the total's peak.
-  std::array<int64_t, kMemoryCategories> at_peak_bytes{};
+  CategoryBytes at_peak_bytes{};
   int64_t total_bytes = 0;
   int64_t total_peak_bytes = 0;
 };
@@ -98,7 +99,7 @@ class Arena {
     Arena* arena_;
     int64_t near_bytes_;
     int64_t far_bytes_;
-    std::array<int64_t, kMemoryCategories> current_bytes_;
+    CategoryBytes current_bytes_;
   };
 
   // Names what happens until it goes out of scope.

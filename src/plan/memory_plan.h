@@ -13,8 +13,6 @@
 
 namespace terrace {
 
-using CategoryBytes = std::array<int64_t, kMemoryCategories>;
-
 // One part of a step, at the moment within it when the most was held.
 struct PlanMoment {
   Phase phase;

@@ -40,7 +40,7 @@ struct StepMetrics {
   double share_of_peak = 0;     // of MeasureProductFlops
   int64_t planned_peak_bytes = 0;
   int64_t ledger_peak_bytes = 0;
-  std::array<int64_t, kMemoryCategories> ledger_at_peak_bytes{};  // the same by category
+  CategoryBytes ledger_at_peak_bytes{};  // the same by category
   int64_t resident_bytes = 0;
   int64_t resident_peak_bytes = 0;
   // Share of the entries of second moments on the eps floor; empty where a population has none.
