@@ -19,6 +19,7 @@
 #include "compare/study.h"
 #include "compare/tables.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "train/measure.h"
 
 namespace terrace {
@@ -108,6 +109,18 @@ void PrintStart(const Study& study, const StudyStart& start) {
     WriteNote(fmt::format("  to do  {} more at the best learning rates ({} seeds)", start.undecided,
                           study.seeds));
   }
+  if (!start.others.empty()) {
+    WriteNote(
+        fmt::format("finished runs in the folder that are not of this command, nor in its "
+                    "report: {} ({}, ...); name their policies, rates and seeds as well",
+                    start.others.size(), start.others.front()));
+  }
+  if (!start.threads.empty() && start.threads != std::set<int64_t>{MaxThreads()}) {
+    WriteNote(
+        fmt::format("threads of the runs that are done: {}; of further ones: {}; results "
+                    "follow their number, to rounding",
+                    fmt::join(start.threads, " or "), MaxThreads()));
+  }
   if (study.base.optimizer.learning_rate) {
     WriteNote("optimizer.learning_rate is not used: each policy has its own, or those of --lr");
   }
@@ -159,7 +172,7 @@ void RunCompare(const CompareFlags& flags) {
   };
   const StudyOutcome outcome = RunStudy(study, flags.output,
                                         {.command = CommandOf(flags),
-                                         .machine = MachineText(),
+                                         .machine = ProcessorName(),
                                          .keep_checkpoints = flags.keep_checkpoints},
                                         callbacks);
   progress.reset();

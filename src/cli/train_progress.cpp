@@ -62,6 +62,8 @@ void TrainProgress::Describe(const RunSummary& summary) {
                   static_cast<double>(summary.free_bytes) / kMiB, mebibytes(Memory::kWeights),
                   mebibytes(Memory::kOptimizer), mebibytes(Memory::kGradients),
                   mebibytes(Memory::kActivations), mebibytes(Memory::kScratch)));
+  Note(fmt::format("optimizer: policy {}, learning rate up to {:.4g}", summary.policy,
+                   summary.learning_rate));
   Note(fmt::format("data: {} tokens to train on, {} to validate; matrix products: {:.0f} GFLOP/s",
                    summary.train_tokens, summary.val_tokens, summary.peak_flops / 1e9));
 }

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <set>
 
 #include "model/config.h"
 #include "optim/schedule.h"
+#include "train/fields.h"
 
 namespace terrace {
 namespace {
@@ -135,6 +137,7 @@ void AddSweep(const Study& study, const StudyPolicy& policy, const RunResults& r
       row.finished = true;
       row.diverged = found->second.facts.diverged;
       if (!row.diverged) row.loss = found->second.final_loss();
+      row.first_loss = found->second.first_loss;
     }
     row.chosen = chosen.complete && chosen.rate == rate;
     row.at_edge = row.chosen && chosen.at_edge;
@@ -175,28 +178,63 @@ std::string ScheduleText(const OptimizerConfig& optimizer) {
   return text;
 }
 
+// What the configuration lays over every policy.
+std::string OverridesText(RunConfig config) {
+  std::vector<std::string> texts;
+  for (const Field& field : FieldsOf(config)) {
+    if (field.key != "optimizer.weight_decay" && !field.key.starts_with("optimizer.populations.")) {
+      continue;
+    }
+    const std::string value = ValueText(field);
+    if (!value.empty()) texts.push_back(fmt::format("{} = {}", field.key, value));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+// "a processor, 1 or 2 threads"
+std::string MachineText(const std::string& processor, const std::vector<RunResult>& runs) {
+  std::set<int64_t> threads;
+  for (const RunResult& run : runs) {
+    if (run.facts.threads > 0) threads.insert(run.facts.threads);
+  }
+  std::vector<std::string> texts;
+  if (!processor.empty()) texts.push_back(processor);
+  if (!threads.empty()) {
+    texts.push_back(
+        fmt::format("{} thread{}", fmt::join(threads, " or "), *threads.rbegin() == 1 ? "" : "s"));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
 std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
-                                                         const StudyContext& context) {
+                                                         const StudyContext& context,
+                                                         const std::vector<RunResult>& runs) {
   const TrainingConfig& training = study.base.training;
+  const int64_t evaluated = std::min(
+      context.val_tokens, training.eval_batches * training.micro_batch * training.sequence_length);
   std::vector<std::pair<std::string, std::string>> facts;
   facts.emplace_back("Model", ModelText(study.base.model));
-  facts.emplace_back("Data",
-                     fmt::format("{}: {} tokens to train on, {} to validate",
-                                 std::filesystem::path(study.base.data.folder).filename().string(),
-                                 Grouped(context.train_tokens), Grouped(context.val_tokens)));
+  facts.emplace_back(
+      "Data",
+      fmt::format("{}: {} tokens to train on, {} to validate, {} of them each time",
+                  std::filesystem::path(study.base.data.folder).filename().string(),
+                  Grouped(context.train_tokens), Grouped(context.val_tokens), Grouped(evaluated)));
   facts.emplace_back(
       "Each run",
       fmt::format("{} tokens: {} steps of {} sequences of {} tokens",
                   Grouped(training.steps * training.StepTokens()), Grouped(training.steps),
                   training.micro_batches * training.micro_batch, training.sequence_length));
   facts.emplace_back("Schedule", ScheduleText(study.base.optimizer));
+  const std::string overrides = OverridesText(study.base);
+  if (!overrides.empty()) facts.emplace_back("Over every policy", overrides);
   facts.emplace_back("Seeds",
                      study.seeds == 1
                          ? fmt::format("{}", study.first_seed())
                          : fmt::format("{} to {}; runs of one seed start from the same weights and "
                                        "see the same batches in the same order",
                                        study.first_seed(), study.first_seed() + study.seeds - 1));
-  if (!context.machine.empty()) facts.emplace_back("Machine", context.machine);
+  const std::string machine = MachineText(context.machine, runs);
+  if (!machine.empty()) facts.emplace_back("Machine", machine);
   facts.emplace_back("Command", context.command);
   return facts;
 }
@@ -231,7 +269,6 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
   if (ablations > 0) {
     comparison.title += fmt::format(", and {} ablation{}", ablations, ablations == 1 ? "" : "s");
   }
-  comparison.facts = FactsOf(study, context);
   const std::vector<RunSpec> runs = KnownRuns(study, results);
   comparison.runs_total = std::ssize(runs) + UndecidedRuns(study, results);
   for (const RunSpec& run : runs) {
@@ -243,6 +280,7 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
       comparison.unigram_entropy = found->second.unigram_entropy;
     }
   }
+  comparison.facts = FactsOf(study, context, comparison.runs);
   return comparison;
 }
 

@@ -54,8 +54,11 @@ struct SweepRow {
   bool chosen = false;
   bool at_edge = false;        // chosen, and no rate beyond it was run
   std::optional<double> loss;  // final validation on the first seed; empty: diverged or not run
+  double first_loss = 0;       // of that run's first step
   std::optional<Divergence> diverged;
   bool finished = false;
+
+  bool worse_than_untrained() const { return loss && *loss > first_loss; }
 };
 
 struct Comparison {
@@ -73,7 +76,7 @@ struct Comparison {
 // What a study does not know of its surroundings.
 struct StudyContext {
   std::string command;  // the command line that repeats it
-  std::string machine;  // for the speeds; may be empty
+  std::string machine;  // the processor's name, for the speeds; may be empty
   int64_t train_tokens = 0;
   int64_t val_tokens = 0;
 };

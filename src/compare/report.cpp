@@ -80,6 +80,7 @@ Json ComparisonJson(const Comparison& comparison) {
                              {"chosen", row.chosen},
                              {"at_edge", row.at_edge},
                              {"loss", JsonOf(row.loss)},
+                             {"worse_than_untrained", row.worse_than_untrained()},
                              {"diverged", DivergedJson(row.diverged)}});
   }
   for (const RunResult& run : comparison.runs) {
@@ -87,6 +88,7 @@ Json ComparisonJson(const Comparison& comparison) {
         {{"policy", run.facts.policy},
          {"learning_rate", run.facts.learning_rate},
          {"seed", run.facts.seed},
+         {"threads", run.facts.threads},
          {"steps", run.steps},
          {"tokens", run.tokens},
          {"seconds", run.seconds},

@@ -130,6 +130,7 @@ RunResult ResultOf(const Json& json) {
   facts.seed = json.at("seed");
   facts.policy_toml = json.at("policy_toml");
   facts.data = json.at("data");
+  facts.threads = json.value("threads", int64_t{0});
   facts.memory = MemoryOf(json.at("memory"));
   if (json.contains("diverged")) {
     facts.diverged = Divergence{json.at("diverged").at("step"), json.at("diverged").at("reason")};
@@ -199,6 +200,7 @@ std::string ToJson(const RunResult& result) {
   json["memory"] = MemoryJson(facts.memory);
   json["policy_toml"] = facts.policy_toml;
   json["data"] = facts.data;
+  json["threads"] = facts.threads;
   json["validation"] = Json::array();
   for (const ValidationPoint& point : result.validation) {
     json["validation"].push_back({{"step", point.step},

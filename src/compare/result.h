@@ -59,7 +59,8 @@ struct RunFacts {
   std::string policy_toml;  // resolved: what the policy's name meant
   double learning_rate = 0;
   int64_t seed = 0;
-  std::string data;  // a fingerprint
+  std::string data;     // a fingerprint
+  int64_t threads = 0;  // that it ended with; 0: not recorded
   RunMemory memory;
   std::optional<Divergence> diverged;
 };

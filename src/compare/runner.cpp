@@ -10,6 +10,7 @@
 #include "compare/tables.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/toml_text.h"
 #include "data/dataset.h"
 #include "data/hash.h"
@@ -86,6 +87,19 @@ void CheckSamePolicy(const fs::path& run, const std::string& there, const std::s
            run.string(), NameOf(Population(p)), key, TextOf(value), TextOf(found->second));
     }
   }
+}
+
+// The names of all runs that the study may come to have, whatever rates are chosen.
+std::set<std::string> PossibleRuns(const Study& study) {
+  std::set<std::string> names;
+  for (const StudyPolicy& policy : study.policies) {
+    for (const double rate : (policy.ablation() ? study.Named(policy.base) : policy).rates) {
+      for (int64_t i = 0; i < study.seeds; ++i) {
+        names.insert(NameOf(RunSpec{policy.name, rate, study.first_seed() + i}));
+      }
+    }
+  }
+  return names;
 }
 
 class Runner {
@@ -216,6 +230,17 @@ class Runner {
     std::copy_if(start.runs.begin(), start.runs.end(), std::back_inserter(start.done),
                  [&](const RunSpec& run) { return results_.contains(NameOf(run)); });
     start.undecided = UndecidedRuns(study_, results_);
+    for (const auto& [name, result] : results_) {
+      if (result.facts.threads > 0) start.threads.insert(result.facts.threads);
+    }
+    const std::set<std::string> possible = PossibleRuns(study_);
+    for (const auto& entry : fs::directory_iterator(folder_.runs())) {
+      const std::string name = entry.path().filename().string();
+      if (!possible.contains(name) && fs::exists(StudyFolder::ResultIn(entry.path()))) {
+        start.others.push_back(name);
+      }
+    }
+    std::sort(start.others.begin(), start.others.end());
     return start;
   }
 
@@ -240,6 +265,7 @@ class Runner {
                    .learning_rate = run.learning_rate,
                    .seed = run.seed,
                    .data = data_,
+                   .threads = MaxThreads(),
                    .memory = memory_.at(run.policy),
                    .diverged = {}};
     try {

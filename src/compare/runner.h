@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct StudyStart {
   std::vector<RunSpec> runs;  // those known so far
   std::vector<RunSpec> done;  // of them
   int64_t undecided = 0;      // further ones
+  std::set<int64_t> threads;  // that the runs that are done had, as far as they say
+  // Finished runs in the folder that the study does not have: they are in no report.
+  std::vector<std::string> others;
 };
 
 struct StudyCallbacks {

@@ -73,8 +73,12 @@ std::string VerdictOf(const SweepRow& row) {
   if (row.diverged) {
     return fmt::format("diverged in step {}: {}", row.diverged->step, row.diverged->reason);
   }
-  if (!row.chosen) return "";
-  return row.at_edge ? "chosen, at the edge: a better one may lie beyond" : "chosen";
+  std::string verdict = row.chosen ? "chosen" : "";
+  if (row.at_edge) verdict += ", at the edge: a better one may lie beyond";
+  if (row.worse_than_untrained()) {
+    verdict += fmt::format("{}worse than untrained", verdict.empty() ? "" : "; ");
+  }
+  return verdict;
 }
 
 Table SweepTable(const Comparison& comparison) {
@@ -236,20 +240,20 @@ std::string ToCsv(const Comparison& comparison) {
 }
 
 std::string RunsToCsv(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> rows = {{"policy", "learning_rate", "seed", "steps",
-                                                 "tokens", "seconds", "tokens_per_second",
+  std::vector<std::vector<std::string>> rows = {{"policy", "learning_rate", "seed", "threads",
+                                                 "steps", "tokens", "seconds", "tokens_per_second",
                                                  "validation_loss", "perplexity", "state_bytes",
                                                  "peak_bytes", "diverged_step", "diverged_reason"}};
   for (const RunResult& run : comparison.runs) {
     const RunFacts& facts = run.facts;
     const bool diverged = run.diverged();
-    rows.push_back({facts.policy, Number(facts.learning_rate), Number(facts.seed),
-                    Number(run.steps), Number(run.tokens), Number(run.seconds),
-                    Number(run.tokens_per_second), diverged ? "" : Number(run.final_loss()),
-                    diverged ? "" : Number(std::exp(run.final_loss())),
-                    Number(facts.memory.state.total), Number(facts.memory.peak_bytes),
-                    diverged ? Number(facts.diverged->step) : "",
-                    diverged ? facts.diverged->reason : ""});
+    rows.push_back(
+        {facts.policy, Number(facts.learning_rate), Number(facts.seed), Number(facts.threads),
+         Number(run.steps), Number(run.tokens), Number(run.seconds), Number(run.tokens_per_second),
+         diverged ? "" : Number(run.final_loss()),
+         diverged ? "" : Number(std::exp(run.final_loss())), Number(facts.memory.state.total),
+         Number(facts.memory.peak_bytes), diverged ? Number(facts.diverged->step) : "",
+         diverged ? facts.diverged->reason : ""});
   }
   return Csv(rows);
 }

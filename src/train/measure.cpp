@@ -1,7 +1,5 @@
 #include "train/measure.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -51,16 +49,14 @@ double MeasureProductFlops(DType dtype) {
   return 2.0 * kSide * kSide * kSide / RunProducts(arena, dtype);
 }
 
-std::string MachineText() {
+std::string ProcessorName() {
   std::ifstream processors("/proc/cpuinfo");
   std::string name;
   for (std::string line; name.empty() && std::getline(processors, line);) {
     const size_t colon = line.find(": ");
     if (line.starts_with("model name") && colon != std::string::npos) name = line.substr(colon + 2);
   }
-  const int threads = omp_get_max_threads();
-  return fmt::format("{}{}{} thread{}", name, name.empty() ? "" : ", ", threads,
-                     threads == 1 ? "" : "s");
+  return name;
 }
 
 ResidentMemory ReadResidentMemory() {

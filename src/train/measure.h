@@ -15,7 +15,7 @@ double MeasureProductFlops(DType dtype);
 
 // "Intel(R) Xeon(R) CPU @ 2.50GHz, 2 threads": the processor's name, where it is known, and the
 // threads that computations use.
-std::string MachineText();
+std::string ProcessorName();
 
 // Of this process, from the kernel; 0 where it does not tell.
 struct ResidentMemory {

@@ -211,6 +211,8 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   summary.peak_flops = MeasureProductFlops(config.model.weight_dtype);
   summary.train_tokens = corpus.train.size();
   summary.val_tokens = corpus.val ? corpus.val->size() : 0;
+  summary.policy = config.optimizer.policy;
+  summary.learning_rate = ScheduleOf(config).peak;
   const std::optional<fs::path> latest =
       resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   summary.first_step = latest ? StepOf(*latest).value() : 0;

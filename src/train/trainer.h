@@ -24,6 +24,8 @@ struct RunSummary {
   double peak_flops = 0;     // of matrix products, as measured
   int64_t train_tokens = 0;  // of the data
   int64_t val_tokens = 0;    // 0: no evaluation
+  std::string policy;        // as the configuration names it
+  double learning_rate = 0;  // peak
   int64_t first_step = 0;    // resumed after this many
   int64_t last_step = 0;
 };

@@ -106,9 +106,35 @@ TEST_F(ComparisonTest, TablesMarkWhatWasChosenAndWhatIsNotTuned) {
   const std::string markdown = ToMarkdown(Make());
   EXPECT_THAT(markdown, StartsWith("# Comparison of adamw, skewadam, and 1 ablation\n"));
   EXPECT_THAT(markdown, HasSubstr("- **Command:** `terrace compare a | b`\n"));
-  EXPECT_THAT(markdown, HasSubstr("corpus: 2,924,058 tokens to train on, 1,000 to validate"));
+  EXPECT_THAT(markdown,
+              HasSubstr("corpus: 2,924,058 tokens to train on, 1,000 to validate, 128 of them"));
   EXPECT_THAT(markdown, HasSubstr("| adamw | 3 (best of 3), at the edge | 3 | 3.2000 ± 0.2646 |"));
   EXPECT_THAT(markdown, HasSubstr("| 1.5 | 5.0 |"));  // MiB of state and at the peak
+}
+
+TEST_F(ComparisonTest, WhatTheRunsHadInCommonIsSaid) {
+  EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine\n"));
+  EXPECT_THAT(ToMarkdown(Make()), Not(HasSubstr("Over every policy")));
+  results_.at("adamw-lr3-seed6").facts.threads = 1;
+  EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine, 1 thread\n"));
+  results_.at("adamw-lr3-seed7").facts.threads = 2;
+  EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine, 1 or 2 threads\n"));
+
+  study_.base.optimizer.weight_decay = 0.25f;
+  study_.base.optimizer.populations[static_cast<size_t>(Population::kHead)] = {
+      {"lr_multiplier", 2.0}};
+  EXPECT_THAT(ToMarkdown(Make()),
+              HasSubstr("- **Over every policy:** optimizer.weight\\_decay = 0.25, "
+                        "optimizer.populations.head = { lr\\_multiplier = 2 }\n"));
+}
+
+TEST_F(ComparisonTest, ALossAboveTheFirstOneIsMarked) {
+  AddResult(results_, {"adamw", 1, 5}, 5.6);
+  EXPECT_THAT(ToTerminal(Make()), HasSubstr(" 5.6000      270.43  worse than untrained\n"));
+  AddResult(results_, {"adamw", 2, 5}, 5.7);
+  AddResult(results_, {"adamw", 3, 5}, 5.8);
+  EXPECT_THAT(ToTerminal(Make()), HasSubstr("chosen, at the edge: a better one may lie beyond; "
+                                            "worse than untrained\n"));
 }
 
 TEST_F(ComparisonTest, AnUnfinishedStudySaysSo) {

@@ -42,6 +42,7 @@ class RunnerTest : public ::testing::Test {
     int64_t steps = 0;
     const auto stop = [&] { return steps >= stop_after; };
     StudyCallbacks callbacks;
+    callbacks.start = [&](const StudyStart& start) { start_ = start; };
     callbacks.run = [&](const RunSpec& run, int64_t, int64_t) {
       if (!stop()) started_.push_back(NameOf(run));
       return TrainCallbacks{.begin = {},
@@ -81,6 +82,7 @@ class RunnerTest : public ::testing::Test {
   static TemporaryFolder* shared_;
   TemporaryFolder folder_;
   RunConfig base_;
+  StudyStart start_;
   int threads_;
   std::vector<std::string> started_;
 };
@@ -139,6 +141,18 @@ TEST_F(RunnerTest, ASweepChoosesAndFinishedRunsAreNotRepeated) {
   Run(larger);
   EXPECT_THAT(started_, ElementsAre("skewadam-lr1e-05-seed1", "skewadam-lr0.01-seed3",
                                     "skewadam-uniform-lr0.01-seed3"));
+}
+
+TEST_F(RunnerTest, RunsOfOtherCommandsAreNamed) {
+  Run({.policies = {"skewadam"}, .learning_rates = {"1e-3", "1e-2"}, .seeds = 2});
+  EXPECT_THAT(start_.others, IsEmpty());
+  EXPECT_THAT(start_.threads, IsEmpty());
+  // Of a sweep that has not chosen yet, no rate's other seeds are foreign.
+  Run({.policies = {"skewadam"}, .learning_rates = {"1e-3", "1e-2", "1e-1"}, .seeds = 2}, 0);
+  EXPECT_THAT(start_.others, IsEmpty());
+  EXPECT_THAT(start_.threads, ElementsAre(1));
+  Run({.policies = {"adamw", "skewadam"}, .learning_rates = {"1e-3"}});
+  EXPECT_THAT(start_.others, ElementsAre("skewadam-lr0.01-seed1", "skewadam-lr0.01-seed2"));
 }
 
 TEST_F(RunnerTest, MemoryIsThatOfTheRun) {
