@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/stop_signals.h"
 #include "cli/streams.h"
+#include "cli/text_options.h"
 #include "cli/threads.h"
 #include "cli/train_progress.h"
 #include "cli/whole_number.h"
@@ -197,26 +198,18 @@ void AddCompareCommand(CLI::App& app) {
       ->option_text("BASE.toml");
   command->add_option("-o,--out", flags->output, "The folder of the comparison")
       ->required()
+      ->check(NotEmpty())
       ->option_text("FOLDER");
-  command
-      ->add_option("--policies", flags->request.policies,
-                   "Ready-made policies (terrace policies) or files")
+  AddNames(*command, "--policies", flags->request.policies,
+           "Ready-made policies (terrace policies) or files")
       ->required()
-      ->delimiter(',')
-      ->allow_extra_args(false)
       ->option_text("NAME|FILE.toml,...");
-  command
-      ->add_option("--ablations", flags->request.ablations,
-                   "Policies that run at the best learning rate of the one that is their base")
-      ->delimiter(',')
-      ->allow_extra_args(false)
+  AddNames(*command, "--ablations", flags->request.ablations,
+           "Policies that run at the best learning rate of the one that is their base")
       ->option_text("NAME|FILE.toml,...");
-  command
-      ->add_option("--lr", flags->request.learning_rates,
-                   "Learning rates (3e-3), or multiples of each policy's own (0.3x); several are "
-                   "tried on the first seed, and the best goes on (default: 1x)")
-      ->delimiter(',')
-      ->allow_extra_args(false)
+  AddNames(*command, "--lr", flags->request.learning_rates,
+           "Learning rates (3e-3), or multiples of each policy's own (0.3x); several are tried on "
+           "the first seed, and the best goes on (default: 1x)")
       ->option_text("RATE,...");
   command->add_option("--seeds", flags->request.seeds, "Runs of each policy (default: 1)")
       ->transform(WholeNumber<int64_t>(1, 1000))

@@ -1,3 +1,6 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
@@ -41,9 +44,18 @@ void TakeFlagsWithoutValues(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands({})) TakeFlagsWithoutValues(*command);
 }
 
+// Where a standard stream is closed, the next file that is opened would take its place, and what is
+// printed would go into that file.
+void OpenStandardStreams() {
+  int opened = 0;
+  while (opened >= 0 && opened <= STDERR_FILENO) opened = open("/dev/null", O_RDWR);
+  if (opened >= 0) close(opened);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  OpenStandardStreams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow fails like a full disk
   CLI::App app("Trains Mixture-of-Experts language models in little memory.", "terrace");
   app.set_version_flag("--version", "terrace " TERRACE_VERSION);

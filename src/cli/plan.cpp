@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/streams.h"
+#include "cli/text_options.h"
 #include "cli/threads.h"
 #include "core/error.h"
 #include "plan/bytes.h"
@@ -16,12 +17,6 @@
 
 namespace terrace {
 namespace {
-
-const CLI::Validator& NotEmpty() {
-  static const CLI::Validator validator(
-      [](const std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, "");
-  return validator;
-}
 
 struct PlanFlags {
   std::string source;
@@ -136,20 +131,12 @@ void AddPlanCommand(CLI::App& app) {
           "OLMoE, Qwen3-MoE, DeepSeek-V3)")
       ->required()
       ->option_text("CONFIG.toml|PRESET|config.json");
-  command
-      ->add_option("--policy", flags->policies,
-                   "Ready-made policies (terrace policies) or files, in place of the "
-                   "configuration's; several give a table, without advice on what would fit")
-      ->check(NotEmpty())
-      ->delimiter(',')
-      ->allow_extra_args(false)
+  AddNames(*command, "--policy", flags->policies,
+           "Ready-made policies (terrace policies) or files, in place of the configuration's; "
+           "several give a table, without advice on what would fit")
       ->option_text("NAME|FILE.toml,...");
-  command
-      ->add_option("--sink", flags->sinks,
-                   "accumulate or release, as --set training.sink=SINK; both give a table")
-      ->check(NotEmpty())
-      ->delimiter(',')
-      ->allow_extra_args(false)
+  AddNames(*command, "--sink", flags->sinks,
+           "accumulate or release, as --set training.sink=SINK; both give a table")
       ->option_text("SINK,...");
   command
       ->add_option("--memory", flags->memory, "To fit in (default: what is free on this machine)")

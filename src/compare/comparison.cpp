@@ -281,6 +281,7 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
     }
   }
   comparison.facts = FactsOf(study, context, comparison.runs);
+  comparison.data = context.data;
   return comparison;
 }
 

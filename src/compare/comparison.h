@@ -65,6 +65,7 @@ struct Comparison {
   std::string title;
   // What was compared, as name and text: model, data, tokens, seeds, command line.
   std::vector<std::pair<std::string, std::string>> facts;
+  std::string data;  // its fingerprint
   int64_t runs_done = 0;
   int64_t runs_total = 0;
   double unigram_entropy = 0;  // of the validation targets; 0 before the first result
@@ -75,8 +76,9 @@ struct Comparison {
 
 // What a study does not know of its surroundings.
 struct StudyContext {
-  std::string command;  // the command line that repeats it
-  std::string machine;  // the processor's name, for the speeds; may be empty
+  std::string command;    // the command line that repeats it
+  std::string machine;    // the processor's name, for the speeds; may be empty
+  std::string data = {};  // a fingerprint
   int64_t train_tokens = 0;
   int64_t val_tokens = 0;
 };

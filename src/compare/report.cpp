@@ -63,6 +63,7 @@ Json PolicyJson(const PolicyRow& row) {
 Json ComparisonJson(const Comparison& comparison) {
   Json json = {{"title", comparison.title},
                {"facts", Json::array()},
+               {"data", comparison.data},
                {"runs_done", comparison.runs_done},
                {"runs_total", comparison.runs_total},
                {"unigram_entropy", comparison.unigram_entropy},

@@ -174,7 +174,7 @@ RunResult MakeRunResult(RunFacts facts, std::string_view metrics_jsonl, std::str
   try {
     AddMetrics(ParseLines(metrics_jsonl), result);
   } catch (const Json::exception&) {
-    Fail("{}: is damaged", path);
+    Fail("{}: is damaged; without the run's folder the run is made again", path);
   }
   if (result.diverged()) return result;
   if (result.validation.empty()) Fail("{}: holds no validation", path);

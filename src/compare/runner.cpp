@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
@@ -33,6 +34,8 @@ struct StudyFolder {
 
   fs::path runs() const { return path / "runs"; }
   fs::path run(const RunSpec& spec) const { return runs() / NameOf(spec); }
+  fs::path json() const { return path / "compare.json"; }
+  fs::path html() const { return path / "report.html"; }
   static fs::path ResultIn(const fs::path& run) { return run / "result.json"; }
 };
 
@@ -173,6 +176,7 @@ class Runner {
     const Dataset train(base.data.folder, Split::kTrain, base.model.vocab_size);
     const Dataset val(base.data.folder, Split::kVal, base.model.vocab_size);
     data_ = fmt::format("train {}; val {}", FingerprintOf(train), FingerprintOf(val));
+    context_.data = data_;
     context_.command = options_.command;
     context_.machine = options_.machine;
     context_.train_tokens = train.size();
@@ -189,9 +193,26 @@ class Runner {
       }
       return;
     }
+    // It is written after compare.json, so that here it is somebody else's.
+    const bool known = fs::exists(folder_.json());
+    if (!known && fs::exists(folder_.html())) {
+      Fail("{}: has a report.html, but no compare.json: is no comparison", folder_.path.string());
+    }
+    if (known) CheckSameData();
     for (const auto& entry : fs::directory_iterator(folder_.runs())) {
       if (RunFolder{entry.path()}.HoldsRun()) CheckSameConfig(entry.path(), study_.base, false);
     }
+  }
+
+  // Runs that are not finished do not say what they were trained on.
+  void CheckSameData() const {
+    const auto json = nlohmann::json::parse(ReadFile(folder_.json()), nullptr, false);
+    if (!json.is_object() || !json.contains("data")) return;  // damaged: it is rewritten
+    if (json["data"] == data_) return;
+    Fail(
+        "{}: is of other data ({}) than data.folder = {} has by now ({}); another study needs "
+        "another folder",
+        folder_.path.string(), json["data"].dump(), study_.base.data.folder, data_);
   }
 
   // Reads what is known, run by run: the results of some decide which others there are.
@@ -207,6 +228,7 @@ class Runner {
         const fs::path path = StudyFolder::ResultIn(folder_.run(run));
         if (!fs::exists(path)) continue;
         RunResult result = ParseRunResult(ReadFile(path), path.string());
+        CheckResultOf(run, result, path);
         CheckSamePolicy(folder_.run(run), result.facts.policy_toml, policy_texts_.at(run.policy));
         if (result.facts.data != data_) {
           Fail("{}: was trained on other data ({}) than data.folder = {} has by now ({})",
@@ -217,6 +239,25 @@ class Runner {
         again = true;
       }
     }
+  }
+
+  // Throws Error for a result that another run, or another model, has given.
+  void CheckResultOf(const RunSpec& run, const RunResult& result, const fs::path& path) const {
+    const RunFacts& facts = result.facts;
+    const RunSpec there{facts.policy, facts.learning_rate, facts.seed};
+    if (there != run) {
+      Fail("{}: is of {}, not of {}", path.string(), NameOf(there), NameOf(run));
+    }
+    if (result.diverged()) return;
+    const ModelConfig& model = study_.base.model;
+    const bool complete =
+        result.steps == study_.base.training.steps && !result.curve.empty() &&
+        std::isfinite(result.final_loss()) && std::ssize(result.loads) == model.MoeLayers() &&
+        std::all_of(result.loads.begin(), result.loads.end(), [&](const ExpertLoads& layer) {
+          return std::ssize(layer.counts) == model.experts;
+        });
+    if (!complete)
+      Fail("{}: is incomplete; without the run's folder the run is made again", path.string());
   }
 
   StudyStart Start() const {
@@ -297,8 +338,8 @@ class Runner {
     WriteFileAtomically(path / "compare.md", ToMarkdown(comparison));
     WriteFileAtomically(path / "compare.csv", ToCsv(comparison));
     WriteFileAtomically(path / "runs.csv", RunsToCsv(comparison));
-    WriteFileAtomically(path / "compare.json", ToJson(comparison));
-    WriteFileAtomically(path / "report.html", ToHtml(comparison));
+    WriteFileAtomically(folder_.json(), ToJson(comparison));
+    WriteFileAtomically(folder_.html(), ToHtml(comparison));
     return comparison;
   }
 

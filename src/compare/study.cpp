@@ -1,6 +1,7 @@
 #include "compare/study.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -12,6 +13,8 @@ namespace terrace {
 namespace {
 
 constexpr double kLargestRate = 1e3;  // as optimizer.learning_rate
+// Runs are folders that begin with the policy's name.
+constexpr size_t kLongestName = 100;
 
 // The decimal number that a float is written as: 0.0003, not 0.00030000001424923539.
 double Shortest(float value) { return std::stod(fmt::format("{}", value)); }
@@ -44,6 +47,16 @@ StudyPolicy ReadPolicy(const std::string& name) {
                      .file = true,
                      .tables = ReadPolicyFile(name)};
   if (policy.name.empty() || policy.name.starts_with('.')) Fail("{}: has no name", name);
+  const auto& ready = ReadyPolicies();
+  if (std::any_of(ready.begin(), ready.end(),
+                  [&](const ReadyPolicy& other) { return other.name == policy.name; })) {
+    Fail("{}: {} is a ready-made policy; the file needs another name", name, policy.name);
+  }
+  if (policy.name.size() > kLongestName ||
+      std::any_of(policy.name.begin(), policy.name.end(),
+                  [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; })) {
+    Fail("{}: cannot name folders: up to {} bytes, without control characters", name, kLongestName);
+  }
   return policy;
 }
 

@@ -34,7 +34,10 @@ std::string MiB(int64_t bytes) { return fmt::format("{:.1f}", static_cast<double
 
 // How the learning rate was found, which decides what the row is worth.
 std::string RateCell(const PolicyRow& row) {
-  if (!row.learning_rate) return row.diverged > 0 && row.chosen.complete ? "all diverged" : "";
+  if (!row.learning_rate) {
+    if (!row.chosen.complete) return "";
+    return row.base.empty() ? "all diverged" : fmt::format("{}'s all diverged", row.base);
+  }
   std::string text = fmt::format("{}", *row.learning_rate);
   if (!row.chosen.complete) return text + " (best so far)";
   if (!row.base.empty()) return text + fmt::format(" ({}'s)", row.base);

@@ -26,7 +26,7 @@ ScheduleKind ScheduleKindNamed(std::string_view name) {
 
 void Schedule::Check() const {
   if (!(peak > 0 && std::isfinite(peak))) {
-    Fail("schedule.learning_rate = {} is not a number above 0", peak);
+    Fail("learning_rate = {} (optimizer.learning_rate, or else the policy's) is not above 0", peak);
   }
   if (steps < 1) Fail("schedule.steps = {} is not at least 1", steps);
   if (warmup_steps < 0) Fail("schedule.warmup_steps = {} is negative", warmup_steps);

@@ -213,6 +213,11 @@ StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
                                      report.update.fault->name,
                                      first.empty() ? "" : ", first " + first));
   }
+  // Nothing will ever change again, but for the decay of weights.
+  if (report.update.gradient_norm == 0 && report.losses.tokens > 0 &&
+      !model.backend().arena().dry()) {
+    throw NotFiniteError("all gradients are 0: squares of activations are beyond float32");
+  }
   return report;
 }
 

@@ -43,14 +43,15 @@ struct StepReport {
   StepLosses losses;
   StepResult update;
 };
-// The loss or a gradient is not finite; the text names the first tensor at fault.
+// The loss or a gradient is not finite, of which the text names the first tensor at fault, or what
+// is not finite was divided by: all gradients are 0.
 class NotFiniteError : public Error {
  public:
   using Error::Error;
 };
 
-// The whole step. After a NotFiniteError no weight and no state has changed, with a sink that
-// applies updates at once: none since the tensor that it names, and none for a loss that is not
+// The whole step. After a NotFiniteError that names a tensor no weight and no state has changed,
+// with a sink that applies updates at once: none since that tensor, and none for a loss that is not
 // finite.
 StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
                      const StepSettings& settings, StepSink& sink);

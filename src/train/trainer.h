@@ -51,7 +51,7 @@ struct TrainResult {
   std::optional<Evaluation> evaluation;  // of the last one made
 };
 
-// A loss or gradient is not finite. The run's last checkpoint is as it was.
+// A loss or gradient is not finite, or all gradients are 0. The run's last checkpoint is as it was.
 class DivergedError : public Error {
  public:
   DivergedError(int64_t step, std::string reason, const std::string& text)

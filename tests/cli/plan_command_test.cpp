@@ -83,6 +83,9 @@ TEST_F(PlanCommandTest, RefusesOnOneLine) {
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--chart", "a.png"}),
               HasSubstr("a.png: the picture is"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--policy", ""}), HasSubstr("--policy: is empty"));
+  EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--policy", "adamw,,lion"}),
+              HasSubstr("--policy adamw,,lion: a name between commas is empty"));
+  EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--policy", "adamw,"}), HasSubstr("adamw,: a name"));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--largest=5"}), HasSubstr("largest"));
   EXPECT_THAT(
       ErrorOf({"plan", "moe-laptop", "--policy", "adamw,lion", "--set", "optimizer.policy = muon"}),

@@ -136,6 +136,8 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"trian"}), HasSubstr("unknown command trian, did you mean train?"));
   EXPECT_THAT(ErrorOf({"train"}), HasSubstr("name a configuration"));
   EXPECT_THAT(ErrorOf({"train", "absent.toml"}), HasSubstr("absent.toml: cannot read"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", "optimizer.learning_rate=0"}),
+              HasSubstr("learning_rate = 0 (optimizer.learning_rate"));
   EXPECT_THAT(ErrorOf({"train", "moe-laptop"}), HasSubstr("moe-laptop: a preset, but "));
   EXPECT_THAT(ErrorOf({"train", Config(), "--sett", "x=1"}), HasSubstr("--sett"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "training.stpes=5"}),
@@ -184,6 +186,14 @@ TEST_F(TrainCommandTest, TheEnvironmentCapsTheInstructionSet) {
   const ProgramResult refused = Program(Arguments({"train", Config()}), options).Wait();
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_THAT(refused.errors, HasSubstr("sse9"));
+}
+
+TEST_F(TrainCommandTest, WhereStandardStreamsAreClosedNoFileTakesTheirPlace) {
+  const std::string command =
+      std::string("exec ") + TERRACE_PROGRAM + " train " + Config() + " -o run <&- >&- 2>&-";
+  ASSERT_EQ(Program({"/bin/sh", "-c", command}, Options()).Wait().exit_code, 0);
+  ASSERT_EQ(Run({"train", Config(), "-o", "open"}).exit_code, 0);
+  EXPECT_EQ(RepeatableParts(folder_ / "run"), RepeatableParts(folder_ / "open"));
 }
 
 TEST_F(TrainCommandTest, AFolderThatHoldsARunIsNotOverwritten) {

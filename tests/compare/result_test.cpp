@@ -136,7 +136,8 @@ TEST(ResultTest, ReadsBackWhatItWrites) {
 }
 
 TEST(ResultTest, DamageIsNamed) {
-  EXPECT_EQ(MessageOf([] { Make("{\"step\":\n"); }), "metrics.jsonl: is damaged");
+  EXPECT_EQ(MessageOf([] { Make("{\"step\":\n"); }),
+            "metrics.jsonl: is damaged; without the run's folder the run is made again");
   EXPECT_EQ(MessageOf([] { Make(""); }), "metrics.jsonl: holds no validation");
   const std::string text = ToJson(Make(MetricsOf(3)));
   for (const std::string& bad :

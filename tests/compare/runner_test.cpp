@@ -155,6 +155,52 @@ TEST_F(RunnerTest, RunsOfOtherCommandsAreNamed) {
   EXPECT_THAT(start_.others, ElementsAre("skewadam-lr0.01-seed1", "skewadam-lr0.01-seed2"));
 }
 
+TEST_F(RunnerTest, WhatIsNotThisStudysIsRefused) {
+  const StudyRequest request{.policies = {"skewadam"}, .learning_rates = {"1e-3", "1e-2"}};
+  // Somebody's folder that happens to have a folder of that name.
+  fs::create_directories(folder_ / "study/runs");
+  WriteFileAtomically(folder_ / "study/report.html", "mine");
+  EXPECT_THAT(MessageOfRun(request), HasSubstr("has a report.html, but no compare.json"));
+  EXPECT_EQ(ReadFile(folder_ / "study/report.html"), "mine");
+  fs::remove_all(folder_ / "study");
+
+  Run(request);
+  const fs::path path = RunOf("skewadam-lr0.01-seed1") / "result.json";
+  const std::string result = ReadFile(path);
+  const auto message_with = [&](const std::string& text) {
+    WriteFileAtomically(path, text);
+    return MessageOfRun(request);
+  };
+  EXPECT_THAT(message_with(ReadFile(RunOf("skewadam-lr0.001-seed1") / "result.json")),
+              HasSubstr("is of skewadam-lr0.001-seed1, not of skewadam-lr0.01-seed1"));
+  const auto without = [&](const char* key) {
+    auto json = nlohmann::json::parse(result);
+    json[key] = nlohmann::json::array();
+    return json.dump();
+  };
+  EXPECT_THAT(message_with(without("curve")), HasSubstr("result.json: is incomplete"));
+  EXPECT_THAT(message_with(without("loads")), HasSubstr("result.json: is incomplete"));
+  EXPECT_EQ(message_with(result), "");
+}
+
+TEST_F(RunnerTest, DataThatChangedInTheMiddleIsNoticed) {
+  fs::copy(*shared_ / "corpus", folder_ / "corpus", fs::copy_options::recursive);
+  base_.data.folder = folder_ / "corpus";
+  const StudyRequest request{.policies = {"skewadam"}};
+  Run(request, 10);
+  EXPECT_EQ(started_.size(), 1u);
+
+  // Other tokens in a file of the same size, behind whatever begins it.
+  const fs::path shard = folder_ / "corpus/train-00000.bin";
+  std::string tokens = ReadFile(shard);
+  std::reverse(tokens.begin() + static_cast<int64_t>(tokens.size() / 2), tokens.end());
+  for (size_t i = tokens.size() / 2; i + 1 < tokens.size(); i += 2) {
+    std::swap(tokens[i], tokens[i + 1]);
+  }
+  WriteFileAtomically(shard, tokens);
+  EXPECT_THAT(MessageOfRun(request), HasSubstr("study: is of other data"));
+}
+
 TEST_F(RunnerTest, MemoryIsThatOfTheRun) {
   Run({.policies = {"skewadam"}});
   const RunMemory memory = ResultIn("skewadam-lr0.0003-seed1").facts.memory;

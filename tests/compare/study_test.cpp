@@ -79,8 +79,14 @@ TEST(StudyTest, APolicyFileIsNamedAfterItselfAndIsInTheConfiguration) {
   EXPECT_THAT(ablated.Named("mine").rates, IsEmpty());
 
   std::ofstream(folder / "adamw.toml") << "base = \"skewadam\"\n";
-  EXPECT_THAT(ErrorOf({.policies = {"adamw", folder / "adamw.toml"}}),
-              HasSubstr("two policies are called adamw"));
+  EXPECT_THAT(ErrorOf({.policies = {"skewadam", folder / "adamw.toml"}}),
+              HasSubstr("adamw.toml: adamw is a ready-made policy; the file needs another name"));
+  EXPECT_THAT(ErrorOf({.policies = {file, file}}), HasSubstr("two policies are called mine"));
+  for (const std::string& name : {std::string(101, 'a'), std::string("a\tb")}) {
+    std::ofstream(folder / (name + ".toml")) << "base = \"skewadam\"\n";
+    EXPECT_THAT(ErrorOf({.policies = {folder / (name + ".toml")}}),
+                HasSubstr("cannot name folders"));
+  }
 }
 
 TEST(StudyTest, TheBasesOwnPolicyIsReplacedAndItsOverridesAreChecked) {

@@ -200,5 +200,19 @@ TEST(StepTest, NamesTheFirstTensorThatIsNotFiniteAndChangesNothing) {
   }
 }
 
+// Activations whose squares overflow are normalized to 0: the loss stays finite, and the model
+// dead.
+TEST(StepTest, GradientsThatAreAllZeroAreNoStep) {
+  Fixture fixture(Config());
+  for (float& weight : fixture.model.Find("tok_emb.weight").value.span<float>()) weight = 1e25f;
+  const auto batches = fixture.Batches(1, 2);
+  try {
+    TrainStep(fixture.model, batches, {.learning_rate = 1}, fixture.sink);
+    FAIL();
+  } catch (const NotFiniteError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("all gradients are 0"));
+  }
+}
+
 }  // namespace
 }  // namespace terrace
