@@ -128,6 +128,7 @@ RunConfig ConfigOf(const Study& study, const RunSpec& run) {
   RunConfig config = study.base;
   config.policy = policy.tables;
   config.optimizer.policy = policy.file ? std::string(kOwnPolicy) : policy.name;
+  config.optimizer.policy_file = policy.file ? policy.name : "";
   config.optimizer.learning_rate = static_cast<float>(run.learning_rate);
   config.training.seed = run.seed;
   try {

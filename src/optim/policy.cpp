@@ -164,8 +164,11 @@ std::string ToToml(const Policy& policy) {
         "\n[{}]  # state of a matrix: {}\nrule = {}\nlr_multiplier = {}\nweight_decay = {}\n",
         NameOf(entry.population), StateText(entry), QuotedToml(entry.rule), entry.lr_multiplier,
         entry.weight_decay);
+    const auto choices = ChoicesOf(entry.rule, entry.settings);
     for (const auto& [key, value] : CompleteSettings(entry.rule, entry.settings)) {
-      text += fmt::format("{} = {}\n", key, TextOf(value));
+      const auto choice = choices.find(key);
+      text += fmt::format("{} = {}{}\n", key, TextOf(value),
+                          choice == choices.end() ? "" : "  # of " + choice->second);
     }
   }
   return text;

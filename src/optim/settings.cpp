@@ -64,7 +64,9 @@ bool SettingsReader::Flag(std::string_view key, bool otherwise) {
 
 std::string_view SettingsReader::Name(std::string_view key, std::string_view otherwise,
                                       const std::vector<std::string_view>& names) {
-  const std::string wanted = fmt::format("one of {}", fmt::join(names, ", "));
+  const std::string list = fmt::format("{}", fmt::join(names, ", "));
+  const std::string wanted = "one of " + list;
+  choices_.insert_or_assign(std::string(key), list);
   const std::string* given = Find<std::string>(key, wanted);
   const std::string_view value = given != nullptr ? *given : otherwise;
   if (given != nullptr && std::find(names.begin(), names.end(), value) == names.end()) {

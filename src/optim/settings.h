@@ -45,6 +45,8 @@ class SettingsReader {
 
   // All keys that were read with their values, also those that the policy leaves out.
   const Settings& complete() const { return complete_; }
+  // What the value of a key may be, where there is a list of it: "none, f32, bf16".
+  const std::map<std::string, std::string>& choices() const { return choices_; }
 
  private:
   // Null where the policy leaves it out.
@@ -54,6 +56,7 @@ class SettingsReader {
   std::string prefix_;
   const Settings& settings_;
   Settings complete_;
+  std::map<std::string, std::string> choices_;
 };
 
 template <typename E>

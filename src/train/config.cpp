@@ -96,7 +96,7 @@ void TakePolicyFile(RunConfig& config) {
     Fail("optimizer.policy = {} and the tables of [policy] exclude each other", policy);
   }
   config.policy = ReadPolicyFile(policy);
-  ResolvePolicy(policy, config.policy);  // while errors can still name the file
+  config.optimizer.policy_file = policy;
   policy = kOwnPolicy;
 }
 
@@ -282,7 +282,8 @@ Policy PolicyOf(const RunConfig& config) {
     Fail("[policy] is not used by optimizer.policy = \"{}\" (but by \"{}\")", optimizer.policy,
          kOwnPolicy);
   }
-  Policy policy = own ? ResolvePolicy(kOwnPolicy, config.policy) : PolicyNamed(optimizer.policy);
+  const std::string own_name(optimizer.policy_file.empty() ? kOwnPolicy : optimizer.policy_file);
+  Policy policy = own ? ResolvePolicy(own_name, config.policy) : PolicyNamed(optimizer.policy);
   for (PolicyEntry& entry : policy.entries) {
     entry.weight_decay = optimizer.weight_decay.value_or(entry.weight_decay);
   }

@@ -47,6 +47,7 @@ struct TrainingConfig {
 
 struct OptimizerConfig {
   std::string policy = "skewadam";     // a ready-made one, or kOwnPolicy
+  std::string policy_file;             // that an own one was read from, for errors; else empty
   std::optional<float> learning_rate;  // peak; empty: the policy's own
   ScheduleKind schedule = ScheduleKind::kCosine;
   float warmup_fraction = 0.03f;      // of all steps

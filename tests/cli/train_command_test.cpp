@@ -121,6 +121,7 @@ TEST_F(TrainCommandTest, PoliciesAreListedAndPrintedAsFiles) {
   const ProgramResult ready = Run({"policies", "skewadam-uniform"});
   EXPECT_EQ(ready.exit_code, 0) << ready.errors;
   EXPECT_THAT(ready.output, HasSubstr("\n[expert]  # state of a matrix: momentum f32, "));
+  EXPECT_THAT(ready.output, HasSubstr("\nmomentum = 'f32'  # of none, f32, bf16, int8\n"));
   std::ofstream(folder_ / "mine.toml") << ready.output;
   EXPECT_EQ(Run({"policies", "mine.toml"}).output, ready.output);
   EXPECT_EQ(Run({"train", Config(), "-o", "run", "--set", "optimizer.policy=mine.toml", "--set",
@@ -138,6 +139,13 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"train", "absent.toml"}), HasSubstr("absent.toml: cannot read"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "optimizer.learning_rate=0"}),
               HasSubstr("learning_rate = 0 (optimizer.learning_rate"));
+  // The folder of the test has to stay empty.
+  const TemporaryFolder policies;
+  std::ofstream(policies / "partial.toml") << "learning_rate = 1\n[expert]\nrule = \"adamw\"\n";
+  EXPECT_THAT(
+      ErrorOf({"train", Config(), "--set",
+               fmt::format("optimizer.policy=\"{}\"", (policies / "partial.toml").string())}),
+      HasSubstr("partial.toml: population embedding has no rule; tok_emb.weight needs one"));
   EXPECT_THAT(ErrorOf({"train", "moe-laptop"}), HasSubstr("moe-laptop: a preset, but "));
   EXPECT_THAT(ErrorOf({"train", Config(), "--sett", "x=1"}), HasSubstr("--sett"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "training.stpes=5"}),

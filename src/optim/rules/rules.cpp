@@ -36,6 +36,7 @@ constexpr NamedRule kRules[] = {TERRACE_RULES(TERRACE_ROW)};
 struct MadeRule {
   std::unique_ptr<Rule> rule;
   Settings settings;
+  std::map<std::string, std::string> choices;
 };
 
 MadeRule Make(std::string_view name, const Settings& settings) {
@@ -44,7 +45,7 @@ MadeRule Make(std::string_view name, const Settings& settings) {
     SettingsReader reader(name, settings);
     std::unique_ptr<Rule> made = rule.make(reader);
     reader.Finish({std::begin(kEntryKeys), std::end(kEntryKeys)});
-    return {std::move(made), reader.complete()};
+    return {std::move(made), reader.complete(), reader.choices()};
   }
   Fail("no rule is called {}, did you mean {}?", name, NearestName(name, RuleNames()));
 }
@@ -63,6 +64,10 @@ std::unique_ptr<Rule> MakeRule(std::string_view name, const Settings& settings) 
 
 Settings CompleteSettings(std::string_view rule, const Settings& settings) {
   return Make(rule, settings).settings;
+}
+
+std::map<std::string, std::string> ChoicesOf(std::string_view rule, const Settings& settings) {
+  return Make(rule, settings).choices;
 }
 
 }  // namespace terrace

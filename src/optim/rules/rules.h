@@ -17,5 +17,7 @@ std::unique_ptr<Rule> MakeRule(std::string_view name, const Settings& settings);
 
 // `settings` with the rule's own values for those left out. Throws as MakeRule.
 Settings CompleteSettings(std::string_view rule, const Settings& settings);
+// By key of these, what its value may be, where there is a list of it: "none, f32, bf16".
+std::map<std::string, std::string> ChoicesOf(std::string_view rule, const Settings& settings);
 
 }  // namespace terrace
