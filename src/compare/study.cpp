@@ -60,8 +60,13 @@ StudyPolicy ReadPolicy(const std::string& name) {
   return policy;
 }
 
-Policy Resolved(const StudyPolicy& policy) {
-  return policy.file ? ResolvePolicy(policy.name, policy.tables) : PolicyNamed(policy.name);
+Policy Resolved(const StudyPolicy& policy, const ModelConfig& model) {
+  if (!policy.file) return PolicyNamed(policy.name);
+  try {
+    return ResolvePolicy(policy.name, policy.tables);
+  } catch (const PolicyError& error) {
+    throw Error(error.what() + TensorsOf(model, error.population()));
+  }
 }
 
 std::string BaseOf(const StudyPolicy& policy) {
@@ -90,7 +95,7 @@ Study MakeStudy(const RunConfig& base, const StudyRequest& request) {
   }
   for (const std::string& name : request.policies) {
     StudyPolicy policy = ReadPolicy(name);
-    const Policy resolved = Resolved(policy);
+    const Policy resolved = Resolved(policy, base.model);
     std::set<double> rates;
     for (const std::string& text : request.learning_rates) rates.insert(RateOf(text, resolved));
     if (rates.empty()) rates.insert(Shortest(resolved.learning_rate));
@@ -99,7 +104,7 @@ Study MakeStudy(const RunConfig& base, const StudyRequest& request) {
   }
   for (const std::string& name : request.ablations) {
     StudyPolicy ablation = ReadPolicy(name);
-    Resolved(ablation);
+    Resolved(ablation, base.model);
     ablation.base = BaseOf(ablation);
     const auto is_base = [&](const StudyPolicy& policy) {
       return policy.name == ablation.base && !policy.ablation();

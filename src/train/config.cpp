@@ -73,21 +73,6 @@ void CheckSameRules(const Policy& old_policy, const Policy& new_policy) {
   }
 }
 
-// Which tensors a fault of a policy concerns: " (population of layers.1.ff.experts.0.w1.weight)".
-std::string TensorsOf(const ModelConfig& model, Population population) {
-  try {
-    model.Check();
-  } catch (const Error&) {
-    return {};  // a fault at a time
-  }
-  for (const Parameter& parameter : ParametersOf(model)) {
-    if (parameter.population == population) {
-      return fmt::format(" (population of {})", parameter.name);
-    }
-  }
-  return {};
-}
-
 // A run keeps the policy itself, whatever becomes of the file.
 void TakePolicyFile(RunConfig& config) {
   std::string& policy = config.optimizer.policy;
@@ -204,6 +189,20 @@ std::vector<Field> FieldsOf(RunConfig& config) {
   fields.push_back({"policy.default", &config.policy.all, "rule and settings of all populations"});
   add_populations("policy", config.policy.populations, "over policy.default");
   return fields;
+}
+
+std::string TensorsOf(const ModelConfig& model, Population population) {
+  try {
+    model.Check();
+  } catch (const Error&) {
+    return {};  // a fault at a time
+  }
+  for (const Parameter& parameter : ParametersOf(model)) {
+    if (parameter.population == population) {
+      return fmt::format(" (population of {})", parameter.name);
+    }
+  }
+  return {};
 }
 
 RunConfig LoadConfig(const std::filesystem::path& path,

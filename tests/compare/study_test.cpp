@@ -81,6 +81,10 @@ TEST(StudyTest, APolicyFileIsNamedAfterItselfAndIsInTheConfiguration) {
   std::ofstream(folder / "adamw.toml") << "base = \"skewadam\"\n";
   EXPECT_THAT(ErrorOf({.policies = {"skewadam", folder / "adamw.toml"}}),
               HasSubstr("adamw.toml: adamw is a ready-made policy; the file needs another name"));
+  std::ofstream(folder / "wrong.toml") << "base = \"skewadam\"\n[expert]\nrule = \"adamww\"\n";
+  EXPECT_THAT(ErrorOf({.policies = {folder / "wrong.toml"}}),
+              HasSubstr("policy wrong: population expert: rule = 'adamww'"));
+  EXPECT_THAT(ErrorOf({.policies = {folder / "wrong.toml"}}), HasSubstr("(population of layers."));
   EXPECT_THAT(ErrorOf({.policies = {file, file}}), HasSubstr("two policies are called mine"));
   for (const std::string& name : {std::string(101, 'a'), std::string("a\tb")}) {
     std::ofstream(folder / (name + ".toml")) << "base = \"skewadam\"\n";

@@ -35,6 +35,9 @@ std::vector<Variant> Variants() {
     variants.push_back({"adafactor", {{"momentum", momentum}}});
     variants.push_back({"sgd", {{"momentum", momentum}, {"nesterov", true}}});
   }
+  for (const char* rule : {"lion", "sage", "sinkgd", "muon"}) {
+    variants.push_back({rule, {{"momentum", "bf16"}}});
+  }
   variants.push_back({"sgd", {{"momentum", "none"}}});
   return variants;
 }

@@ -288,6 +288,12 @@ TEST(MuonTest, ScratchIsXTwoSquaresAndABlockAThread) {
 
 TEST(MuonTest, RefusesWhatItCannotServe) {
   Parameter parameter;
+  parameter.value.shape = {70, 7};
+  for (const Population population : {Population::kEmbedding, Population::kHead}) {
+    parameter.population = population;
+    EXPECT_EQ(MessageOf([&] { MakeRule("muon", {})->State(parameter); }),
+              "muon serves hidden matrices only, neither embedding nor head");
+  }
   parameter.value.shape = {70};
   EXPECT_EQ(MessageOf([&] { MakeRule("muon", {})->State(parameter); }),
             "muon serves matrices only");

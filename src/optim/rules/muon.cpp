@@ -185,6 +185,10 @@ class Muon final : public Rule {
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
     if (parameter.value.shape.rank() != 2) Fail("muon serves matrices only");
+    if (parameter.population == Population::kEmbedding ||
+        parameter.population == Population::kHead) {
+      Fail("muon serves hidden matrices only, neither embedding nor head");
+    }
     return {{"momentum", settings_.momentum, parameter.value.shape}};
   }
 
