@@ -83,6 +83,7 @@ void AddMetrics(const std::vector<Json>& lines, RunResult& result) {
   for (size_t i = 0; i < count; ++i) {
     const Json& line = lines[i];
     result.steps = line.at("step");
+    if (result.steps != static_cast<int64_t>(i) + 1) Fail("has no line of step {}", i + 1);
     result.tokens = line.at("tokens");
     result.seconds += NumberOf(line.at("seconds"));
     speeds.push_back(NumberOf(line.at("tokens_per_second")));
@@ -175,6 +176,8 @@ RunResult MakeRunResult(RunFacts facts, std::string_view metrics_jsonl, std::str
     AddMetrics(ParseLines(metrics_jsonl), result);
   } catch (const Json::exception&) {
     Fail("{}: is damaged; without the run's folder the run is made again", path);
+  } catch (const Error& error) {
+    Fail("{}: {}; without the run's folder the run is made again", path, error.what());
   }
   if (result.diverged()) return result;
   if (result.validation.empty()) Fail("{}: holds no validation", path);

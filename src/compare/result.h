@@ -86,7 +86,7 @@ struct RunResult {
 
 // From the text of the run's metrics.jsonl, which may be empty for a run that diverged. A final
 // validation loss that is not finite makes the run a diverged one. Throws Error, starting with
-// `path`, when the metrics are damaged or hold no validation.
+// `path`, when the metrics are damaged, lack a step or hold no validation.
 RunResult MakeRunResult(RunFacts facts, std::string_view metrics_jsonl, std::string_view path);
 
 std::string ToJson(const RunResult& result);

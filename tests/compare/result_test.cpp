@@ -139,6 +139,10 @@ TEST(ResultTest, DamageIsNamed) {
   EXPECT_EQ(MessageOf([] { Make("{\"step\":\n"); }),
             "metrics.jsonl: is damaged; without the run's folder the run is made again");
   EXPECT_EQ(MessageOf([] { Make(""); }), "metrics.jsonl: holds no validation");
+  std::string lines = MetricsOf(3);
+  lines.erase(0, lines.find('\n') + 1);
+  EXPECT_EQ(MessageOf([&] { Make(lines); }),
+            "metrics.jsonl: has no line of step 1; without the run's folder the run is made again");
   const std::string text = ToJson(Make(MetricsOf(3)));
   for (const std::string& bad :
        {std::string(), text.substr(0, text.size() / 2), std::string("{}"), std::string("[]")}) {

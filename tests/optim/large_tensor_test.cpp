@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <deque>
+#include <vector>
 
 #include "optim/clipping.h"
 #include "optim/kernels/blocks.h"
@@ -53,6 +55,63 @@ class AliasedTensor {
   int64_t bytes_;
   TensorView view_;
 };
+
+// A whole step of a rule. Where the gradient is 0 nothing changes, so that all states, too, may be
+// the same few pages.
+struct LargeRule {
+  std::string_view rule;
+  Settings settings;
+};
+
+class LargeRuleTest : public testing::TestWithParam<LargeRule> {};
+
+INSTANTIATE_TEST_SUITE_P(, LargeRuleTest,
+                         testing::Values(LargeRule{"adamw", {}}, LargeRule{"adamw8bit", {}},
+                                         LargeRule{"lion", {}}, LargeRule{"sgd", {}},
+                                         LargeRule{"sage", {}}, LargeRule{"adafactor", {}},
+                                         LargeRule{"sinkgd", {{"iterations", 1.0}}},
+                                         LargeRule{"skewadam", {{"second_moment", "exact"}}}),
+                         [](const auto& test) { return std::string(test.param.rule); });
+
+TEST_P(LargeRuleTest, ReachesTheLastElement) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "takes minutes under AddressSanitizer";
+#endif
+  const Shape shape{kRows, kColumns};
+  const AliasedTensor weight(DType::kBF16, shape);
+  const AliasedTensor gradient(DType::kBF16, shape);
+  gradient.FromEnd(0) = ToBF16(1);
+  gradient.FromEnd(2) = ToBF16(-1);
+  Parameter parameter;
+  parameter.name = "large";
+  parameter.population = Population::kExpert;
+  parameter.value = weight.view();
+
+  const auto rule = MakeRule(GetParam().rule, GetParam().settings);
+  std::deque<AliasedTensor> large;
+  std::deque<std::vector<float>> small;
+  std::vector<TensorView> state;
+  for (const StateSpec& spec : rule->State(parameter)) {
+    if (spec.shape.size() == kSize) {
+      state.push_back(large.emplace_back(spec.dtype, spec.shape).view());
+      continue;
+    }
+    ASSERT_EQ(spec.dtype, DType::kF32);
+    float* values = small.emplace_back(spec.shape.size()).data();
+    state.push_back({reinterpret_cast<std::byte*>(values), spec.dtype, spec.shape, "state"});
+  }
+  rule->Apply(parameter, gradient.view(), state,
+              {.learning_rate = 0.5f,
+               .weight_decay = 0,
+               .gradient_scale = 1,
+               .tensor_step = 1,
+               .rounding_key = 1});
+  EXPECT_LT(ToFloat(weight.FromEnd(0)), 0);
+  EXPECT_EQ(ToFloat(weight.FromEnd(1)), 0);
+  EXPECT_GT(ToFloat(weight.FromEnd(2)), 0);
+  EXPECT_EQ(ToFloat(weight.FromEnd(kColumns)), 0);
+  EXPECT_EQ(ToFloat(weight.view().as<BF16>()[0]), 0);
+}
 
 TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
   const AliasedTensor weight(DType::kBF16, {kRows, kColumns});
