@@ -114,6 +114,9 @@ TEST_P(LargeRuleTest, ReachesTheLastElement) {
 }
 
 TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "takes minutes under AddressSanitizer";
+#endif
   const AliasedTensor weight(DType::kBF16, {kRows, kColumns});
   const AliasedTensor gradient(DType::kBF16, {kRows, kColumns});
   gradient.FromEnd(0) = ToBF16(1);

@@ -311,6 +311,39 @@ TEST_F(MeshTest, TheBufferIsTheMomentum) {
   EXPECT_NE(hidden.Weights(0), RandomValues(kRows * kColumns, 0.5, 1));
 }
 
+// With the buffer as its momentum a multiplier goes by the mean that the buffer holds.
+TEST_F(MeshTest, TheMultiplierGoesByTheBuffer) {
+  Run run(
+      "momentum = \"hidden_f32\"\nbeta = 0.75\nmultiplier = \"neuron\"\n"
+      "multiplier_beta2 = 0.5\nweight_decay = 0",
+      kUnclipped);
+  const std::vector<float> start = run.Weights(0);
+  Matrix expected(start.begin(), start.end()), buffer(start.size());
+  std::vector<double> moments(kRows);
+  for (int step = 1; step <= 3; ++step) {
+    run.Step(step);
+    const std::vector<float> g = Run::GradientOf(run.parameters[1], step);
+    Matrix mean(buffer.size());
+    for (size_t i = 0; i < buffer.size(); ++i) {
+      buffer[i] = 0.75 * buffer[i] + g[i];
+      mean[i] = 0.25 * buffer[i];
+    }
+    std::vector<double> corrected;
+    for (int64_t i = 0; i < kRows; ++i) {
+      double squares = 0;
+      for (int64_t j = 0; j < kColumns; ++j) {
+        squares += mean[i * kColumns + j] * mean[i * kColumns + j];
+      }
+      moments[i] = 0.5 * moments[i] + 0.5 * squares / kColumns;
+      corrected.push_back(moments[i] / (1 - std::pow(0.5, step)));
+    }
+    const Matrix x =
+        Multiplied(Sinkhorn(mean, kRows, kColumns, 5, 1e-8), corrected, kRows, kColumns, 1);
+    for (size_t i = 0; i < x.size(); ++i) expected[i] -= kRate * x[i];
+  }
+  EXPECT_LT(LargestDifference(run.Weights(0), expected), 1e-4);
+}
+
 TEST_F(MeshTest, WithoutDecayTheBufferIsTheGradient) {
   Run hidden("momentum = \"hidden_f32\"\nbeta = 0", kUnclipped);
   Run stateless("momentum = \"none\"", kUnclipped);
