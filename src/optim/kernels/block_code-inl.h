@@ -17,19 +17,36 @@ namespace terrace::kernels {
 namespace HWY_NAMESPACE {
 
 using U8 = hn::Rebind<uint8_t, F32>;
+using S8 = hn::Rebind<int8_t, F32>;
+using S32 = hn::Rebind<int32_t, F32>;
 
 // What codes stand for, in units of their block's scale.
 template <Code kCode>
 HWY_INLINE VF DecodeVector(const uint8_t* codes) {
   using F = CodeFormat<kCode>;
-  const VU code = hn::PromoteTo(U32(), hn::LoadU(U8(), codes));
-  VU magnitude = code;
-  if constexpr (F::kSign != 0) magnitude = hn::And(code, hn::Set(U32(), F::kSign - 1));
-  const VU bits = hn::Add(hn::ShiftLeft<F::kDropped>(magnitude), hn::Set(U32(), F::kUnitBits));
-  const VF value = hn::Sub(hn::BitCast(F32(), bits), hn::Set(F32(), F::kUnit));
-  if constexpr (F::kSign == 0) return value;
-  return hn::CopySignToAbs(value, hn::BitCast(F32(), hn::ShiftLeft<24>(code)));
+  const VU unit = hn::Set(U32(), F::kUnitBits);
+  const VF subtracted = hn::Set(F32(), F::kUnit);
+  if constexpr (F::kSign == 0) {
+    const VU code = hn::PromoteTo(U32(), hn::LoadU(U8(), codes));
+    const VU bits = hn::Or(hn::ShiftLeft<F::kDropped>(code), unit);
+    return hn::Sub(hn::BitCast(F32(), bits), subtracted);
+  } else {
+    // Promoted as a signed number, a code has its sign where float32 has it.
+    const auto promoted =
+        hn::PromoteTo(S32(), hn::LoadU(S8(), reinterpret_cast<const int8_t*>(codes)));
+    const VU code = hn::BitCast(U32(), promoted);
+    const VU magnitude = hn::Set(U32(), (F::kSign - 1) << F::kDropped);
+    const VU bits = hn::OrAnd(unit, hn::ShiftLeft<F::kDropped>(code), magnitude);
+    const VF value = hn::Sub(hn::BitCast(F32(), bits), subtracted);
+    return hn::CopySignToAbs(value, hn::BitCast(F32(), code));
+  }
 }
+
+// An element in a code: what is loaded is in units of its block's scale, too.
+struct SignedCode {
+  uint8_t code;
+};
+HWY_INLINE VF Load(const SignedCode* from) { return DecodeVector<Code::kSigned>(&from->code); }
 
 template <Code kCode>
 HWY_INLINE void EncodeVector(VF value, VF inverse, VU random16, uint8_t* codes) {

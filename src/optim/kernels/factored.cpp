@@ -148,17 +148,14 @@ struct CodedRow {
   float* scales;
 };
 
-// Calls part(first column, columns, values) for each block of a row, with its values in float32.
+// Calls part(first column, columns, codes, scale) for each block of a row. A scale is a power of
+// two: it does not matter which factor it goes into.
 template <typename Part>
-HWY_INLINE void ForDecoded(const CodedRow& row, int64_t columns, const Part& part) {
-  HWY_ALIGN float values[kCodeBlock];
-  ForCodeBlocks(
-      columns,
-      [&](int64_t first, int64_t units, const uint8_t* codes) HWY_ATTR {
-        DecodeUnits<Code::kSigned>(codes, row.scales[first / kCodeBlock], units, values);
-        part(first, std::min(kCodeBlock, columns - first), static_cast<const float*>(values));
-      },
-      static_cast<const uint8_t*>(row.codes));
+HWY_INLINE void ForCodes(const CodedRow& row, int64_t columns, const Part& part) {
+  for (int64_t first = 0; first < columns; first += kCodeBlock) {
+    part(first, std::min(kCodeBlock, columns - first),
+         reinterpret_cast<const SignedCode*>(row.codes + first), row.scales[first / kCodeBlock]);
+  }
 }
 
 template <typename Gradient>
@@ -243,9 +240,10 @@ void Sums(TensorView gradient, float scale, const Stored& momentum, double beta,
                       row_sums + i, column_sums);
         },
         [&](int64_t i, float weight) {
-          ForDecoded(CodedRow(momentum, i), columns,
-                     [&](int64_t first, int64_t count, const float* m)
-                         HWY_ATTR { AddSquares(m, count, weight, weighted_sums + first); });
+          ForCodes(CodedRow(momentum, i), columns,
+                   [&](int64_t first, int64_t count, const SignedCode* m, float scale_of_block) {
+                     AddSquares(m, count, weight * scale_of_block, weighted_sums + first);
+                   });
         });
   };
   WithElements(gradient, [&](const auto* g) {
@@ -341,9 +339,11 @@ double Squares(const Stored& source, int64_t begin, int64_t end, const float* ro
   if (source.values.dtype == DType::kU8) {
     for (int64_t i = begin; i < end; ++i) {
       const double factor = row_factors[i];
-      ForDecoded(CodedRow(source, i), columns, [&](int64_t first, int64_t count, const float* x) {
-        total += factor * factor * SquareRow(x, count, column_factors + first);
-      });
+      ForCodes(CodedRow(source, i), columns,
+               [&](int64_t first, int64_t count, const SignedCode* x, float scale) {
+                 const double scaled = factor * scale;
+                 total += scaled * scaled * SquareRow(x, count, column_factors + first);
+               });
     }
     return total;
   }
@@ -427,24 +427,27 @@ void Update(TensorView weight, const Stored& source, float keep, float step, int
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
   WithElements(weight, [&](auto* w) {
     using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
-    // Columns [j, j + count) of row i, within a stripe, from their x.
-    const auto part = [&](int64_t i, int64_t j, int64_t count, const auto* x) HWY_ATTR {
+    // Columns [j, j + count) of row i, within a stripe, from their x, which counts `scale` times.
+    const auto part = [&](int64_t i, int64_t j, int64_t count, const auto* x,
+                          float scale) HWY_ATTR {
       const Weights store(StripeKey(rounding_key, i * stripes + j / kStripe), j % kStripe / kUnit);
       UpdatePart(w + i * columns + j, x, count, hn::Set(F32(), keep),
-                 hn::Set(F32(), step * row_factors[i]), column_factors + j, store, prefetcher);
+                 hn::Set(F32(), step * row_factors[i] * scale), column_factors + j, store,
+                 prefetcher);
     };
     if (source.values.dtype == DType::kU8) {
       for (int64_t i = begin; i < end; ++i) {
-        ForDecoded(CodedRow(source, i), columns,
-                   [&](int64_t j, int64_t count, const float* x)
-                       HWY_ATTR { part(i, j, count, x); });
+        ForCodes(CodedRow(source, i), columns,
+                 [&](int64_t j, int64_t count, const SignedCode* x, float scale) {
+                   part(i, j, count, x, scale);
+                 });
       }
       return;
     }
     WithElements(source.values, [&](const auto* x) {
       for (int64_t i = begin; i < end; ++i) {
         for (int64_t j = 0; j < columns; j += kStripe) {
-          part(i, j, std::min(kStripe, columns - j), x + i * columns + j);
+          part(i, j, std::min(kStripe, columns - j), x + i * columns + j, 1);
         }
       }
     });
