@@ -8,6 +8,7 @@
 #include <csignal>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "cli/commands.h"
 #include "cli/stop_signals.h"

@@ -192,11 +192,7 @@ std::string OverridesText(RunConfig config) {
 }
 
 // "a processor, 1 or 2 threads"
-std::string MachineText(const std::string& processor, const std::vector<RunResult>& runs) {
-  std::set<int64_t> threads;
-  for (const RunResult& run : runs) {
-    if (run.facts.threads > 0) threads.insert(run.facts.threads);
-  }
+std::string MachineText(const std::string& processor, const std::set<int64_t>& threads) {
   std::vector<std::string> texts;
   if (!processor.empty()) texts.push_back(processor);
   if (!threads.empty()) {
@@ -207,8 +203,8 @@ std::string MachineText(const std::string& processor, const std::vector<RunResul
 }
 
 std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
-                                                         const StudyContext& context,
-                                                         const std::vector<RunResult>& runs) {
+                                                         const RunResults& results,
+                                                         const StudyContext& context) {
   const TrainingConfig& training = study.base.training;
   const int64_t evaluated = std::min(
       context.val_tokens, training.eval_batches * training.micro_batch * training.sequence_length);
@@ -233,7 +229,7 @@ std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
                          : fmt::format("{} to {}; runs of one seed start from the same weights and "
                                        "see the same batches in the same order",
                                        study.first_seed(), study.first_seed() + study.seeds - 1));
-  const std::string machine = MachineText(context.machine, runs);
+  const std::string machine = MachineText(context.machine, ThreadsOf(results));
   if (!machine.empty()) facts.emplace_back("Machine", machine);
   facts.emplace_back("Command", context.command);
   return facts;
@@ -250,6 +246,14 @@ MeanSpread MeanSpreadOf(const std::vector<double>& values) {
   for (const double value : values) squares += (value - result.mean) * (value - result.mean);
   result.deviation = std::sqrt(squares / (count - 1));
   return result;
+}
+
+std::set<int64_t> ThreadsOf(const RunResults& results) {
+  std::set<int64_t> threads;
+  for (const auto& [name, result] : results) {
+    if (result.facts.threads > 0) threads.insert(result.facts.threads);
+  }
+  return threads;
 }
 
 Comparison Compare(const Study& study, const RunResults& results, const StudyContext& context) {
@@ -269,6 +273,8 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
   if (ablations > 0) {
     comparison.title += fmt::format(", and {} ablation{}", ablations, ablations == 1 ? "" : "s");
   }
+  comparison.facts = FactsOf(study, results, context);
+  comparison.data = context.data;
   const std::vector<RunSpec> runs = KnownRuns(study, results);
   comparison.runs_total = std::ssize(runs) + UndecidedRuns(study, results);
   for (const RunSpec& run : runs) {
@@ -280,8 +286,6 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
       comparison.unigram_entropy = found->second.unigram_entropy;
     }
   }
-  comparison.facts = FactsOf(study, context, comparison.runs);
-  comparison.data = context.data;
   return comparison;
 }
 

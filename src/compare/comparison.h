@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,9 @@ struct StudyContext {
   int64_t train_tokens = 0;
   int64_t val_tokens = 0;
 };
+
+// The numbers of threads that runs had, as far as they say.
+std::set<int64_t> ThreadsOf(const RunResults& results);
 
 Comparison Compare(const Study& study, const RunResults& results, const StudyContext& context);
 

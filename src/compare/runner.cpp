@@ -271,9 +271,7 @@ class Runner {
     std::copy_if(start.runs.begin(), start.runs.end(), std::back_inserter(start.done),
                  [&](const RunSpec& run) { return results_.contains(NameOf(run)); });
     start.undecided = UndecidedRuns(study_, results_);
-    for (const auto& [name, result] : results_) {
-      if (result.facts.threads > 0) start.threads.insert(result.facts.threads);
-    }
+    start.threads = ThreadsOf(results_);
     const std::set<std::string> possible = PossibleRuns(study_);
     for (const auto& entry : fs::directory_iterator(folder_.runs())) {
       const std::string name = entry.path().filename().string();

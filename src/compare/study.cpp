@@ -47,9 +47,8 @@ StudyPolicy ReadPolicy(const std::string& name) {
                      .file = true,
                      .tables = ReadPolicyFile(name)};
   if (policy.name.empty() || policy.name.starts_with('.')) Fail("{}: has no name", name);
-  const auto& ready = ReadyPolicies();
-  if (std::any_of(ready.begin(), ready.end(),
-                  [&](const ReadyPolicy& other) { return other.name == policy.name; })) {
+  const auto ready = PolicyNames();
+  if (std::find(ready.begin(), ready.end(), policy.name) != ready.end()) {
     Fail("{}: {} is a ready-made policy; the file needs another name", name, policy.name);
   }
   if (policy.name.size() > kLongestName ||

@@ -71,10 +71,15 @@ constexpr Preset kPresets[] = {
      }},
 };
 
-const Preset& Find(std::string_view name) {
+// Null when there is none.
+const Preset* Find(std::string_view name) {
   const auto* found = std::find_if(std::begin(kPresets), std::end(kPresets),
                                    [&](const Preset& preset) { return preset.name == name; });
-  if (found != std::end(kPresets)) return *found;
+  return found != std::end(kPresets) ? found : nullptr;
+}
+
+const Preset& Named(std::string_view name) {
+  if (const Preset* found = Find(name)) return *found;
   std::vector<std::string_view> names;
   for (const Preset& preset : kPresets) names.push_back(preset.name);
   Fail("there is no preset \"{}\"; the nearest is \"{}\"", name, NearestName(name, names));
@@ -84,8 +89,10 @@ const Preset& Find(std::string_view name) {
 
 std::span<const Preset> Presets() { return kPresets; }
 
+bool IsPreset(std::string_view name) { return Find(name) != nullptr; }
+
 ModelConfig PresetNamed(std::string_view name) {
-  const Preset& preset = Find(name);
+  const Preset& preset = Named(name);
   ModelConfig config = preset.base.empty() ? ModelConfig{} : PresetNamed(preset.base);
   preset.change(config);
   return config;

@@ -16,6 +16,7 @@ struct Preset {
   void (*change)(ModelConfig& config);
 };
 std::span<const Preset> Presets();
+bool IsPreset(std::string_view name);
 
 // Throws Error naming the nearest preset when there is none.
 ModelConfig PresetNamed(std::string_view name);

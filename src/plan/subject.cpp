@@ -1,6 +1,5 @@
 #include "plan/subject.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "core/error.h"
@@ -47,10 +46,7 @@ Subject Load(const std::string& source, const std::vector<std::string>& assignme
     subject.config = LoadConfig(source, assignments);
     return subject;
   }
-  const auto presets = Presets();
-  if (fs::exists(source, error) &&
-      std::none_of(presets.begin(), presets.end(),
-                   [&](const Preset& preset) { return preset.name == source; })) {
+  if (fs::exists(source, error) && !IsPreset(source)) {
     Fail("{}: a configuration is a .toml file, a model of Hugging Face a .json file", source);
   }
   subject.name = source;

@@ -208,11 +208,8 @@ std::string TensorsOf(const ModelConfig& model, Population population) {
 RunConfig LoadConfig(const std::filesystem::path& path,
                      const std::vector<std::string>& assignments) {
   const std::string name = path.string();
-  const auto presets = Presets();
   std::error_code absent;
-  if (!std::filesystem::exists(path, absent) &&
-      std::any_of(presets.begin(), presets.end(),
-                  [&](const Preset& preset) { return preset.name == name; })) {
+  if (!std::filesystem::exists(path, absent) && IsPreset(name)) {
     Fail(
         "{}: a preset, but what is trained is a .toml file, with preset = \"{}\" under [model] and "
         "the folder of the data under [data]",

@@ -13,8 +13,7 @@ namespace terrace {
 // hundredths of a second and memory of its own, given back at the end.
 double MeasureProductFlops(DType dtype);
 
-// "Intel(R) Xeon(R) CPU @ 2.50GHz, 2 threads": the processor's name, where it is known, and the
-// threads that computations use.
+// "Intel(R) Xeon(R) CPU @ 2.50GHz"; empty where it is not known.
 std::string ProcessorName();
 
 // Of this process, from the kernel; 0 where it does not tell.

@@ -94,9 +94,9 @@ HWY_INLINE void AddSquares(const X* row, int64_t columns, float factor, float* s
 // memory, which never waits. What is added to what, and in which order, is the same row by row.
 inline constexpr int64_t kGroup = 4;  // rows
 
-// Calls sum(i) and then weigh(i) for rows [begin, end), or in place of both
-// weigh_and_sum(i) for weigh of rows [i, i + kGroup) and sum of the kGroup rows behind them. Rows
-// that end within a unit come one by one.
+// Calls sum(i) and then weigh(i) for rows [begin, end), or in place of both weigh_and_sum(i) for
+// weigh of rows [i, i + kGroup) and sum of the kGroup rows behind them. Rows that end within a unit
+// come one by one.
 template <typename Sum, typename Weigh, typename WeighAndSum>
 HWY_INLINE void ForRowsTwice(int64_t begin, int64_t end, int64_t columns, const Sum& sum,
                              const Weigh& weigh, const WeighAndSum& weigh_and_sum) {
