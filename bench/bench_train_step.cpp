@@ -94,7 +94,7 @@ void BenchTrainStep(DType dtype, double share_bar, double tokens_bar) {
         "GFLOP/s on 2048^3, median of {} steps",
         MaxThreads(), kSequences, kLength, NameOf(peak.dtype()), peak.FlopsPerSecond() * 1e-9,
         step_seconds.size());
-    PrintFigure(name + "share_of_peak", Median(shares), "ratio", share_bar, conditions);
+    PrintFigure(name + "mfu", Median(shares), "ratio", share_bar, conditions);
     PrintFigure(name + "tokens", kSequences * kLength / seconds, "tokens/s", tokens_bar,
                 conditions + "; bar for two Zen 4 cores");
     PrintFigure(name + "step", seconds * 1e3, "ms", {}, conditions);

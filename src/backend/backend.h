@@ -87,7 +87,7 @@ class Backend {
 
   // --- Matrix products -------------------------------------------------------------------
   // Inputs bfloat16 or float32, accumulation float32, output any. Where input dtypes differ the
-  // bfloat16 one is widened first. `add` sums onto the output instead of replacing it. Zero rows
+  // bfloat16 one is upcast first. `add` sums onto the output instead of replacing it. Zero rows
   // are allowed.
 
   // y[N, O] (+)= x[N, I] * w[O, I]^T
@@ -107,7 +107,7 @@ class Backend {
 
   // --- Normalization -----------------------------------------------------------------------
   // y[N, D] = normalized x[N, D] * weight[D] + bias[D]; x any, y any, weight and bias f32, bias
-  // empty for none. `statistics` f32 [N, 2] keeps (mean, 1 / deviation) for backward (mean is 0
+  // empty for none. `statistics` f32 [N, 2] keeps (mean, 1 / std) for backward (mean is 0
   // for RMSNorm). epsilon is added to the variance (mean square).
   virtual void Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias, float epsilon,
                     TensorView y, TensorView statistics) = 0;

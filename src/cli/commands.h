@@ -1,5 +1,5 @@
 // The commands of the program. Each is added to the application with its options, and runs when it
-// is parsed; faults are thrown as Error, which main turns into one line and exit code 1.
+// is parsed; errors are thrown as Error, which main turns into one line and exit code 1.
 #pragma once
 
 namespace CLI {

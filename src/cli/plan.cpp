@@ -111,7 +111,7 @@ void RunPlan(const PlanFlags& flags) {
   if (!flags.chart.empty()) {
     if (report.memory.moments.empty()) {
       Fail("--chart: {} cannot be run, so that nothing is known of its step ({})",
-           report.subject.name, report.subject.foreign->not_runnable);
+           report.subject.name, report.subject.hugging_face->not_runnable);
     }
     WriteOutput(flags.chart, ToSvg(report));
   }

@@ -92,7 +92,7 @@ std::string TrainProgress::LineOf(const StepMetrics& metrics, size_t width) cons
       fmt::format("{:.0f} tok/s", metrics.tokens_per_second),
       fmt::format("{:.0f} MiB", static_cast<double>(metrics.resident_bytes) / kMiB)};
   if (!metrics.layers.empty()) rest.push_back(fmt::format("load {:.2f}x", ImbalanceOf(metrics)));
-  rest.push_back(fmt::format("{:.0f} % of peak", 100 * metrics.share_of_peak));
+  rest.push_back(fmt::format("MFU {:.0f} %", 100 * metrics.mfu));
   for (const std::string& part : rest) {
     if (line.size() + 2 + part.size() > width) break;
     line += "  " + part;

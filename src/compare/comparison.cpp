@@ -244,7 +244,7 @@ MeanSpread MeanSpreadOf(const std::vector<double>& values) {
   if (values.size() < 2) return result;
   double squares = 0;
   for (const double value : values) squares += (value - result.mean) * (value - result.mean);
-  result.deviation = std::sqrt(squares / (count - 1));
+  result.stddev = std::sqrt(squares / (count - 1));
   return result;
 }
 

@@ -14,7 +14,7 @@ namespace terrace {
 
 struct MeanSpread {
   double mean = 0;
-  std::optional<double> deviation;  // sample standard deviation; empty for fewer than two values
+  std::optional<double> stddev;  // sample standard deviation; empty for fewer than two values
 };
 MeanSpread MeanSpreadOf(const std::vector<double>& values);
 

@@ -14,7 +14,7 @@ using Json = OrderedJson;
 Json JsonOf(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
 
 Json JsonOf(const MeanSpread& value) {
-  return {{"mean", value.mean}, {"deviation", JsonOf(value.deviation)}};
+  return {{"mean", value.mean}, {"std", JsonOf(value.stddev)}};
 }
 
 Json CurveJson(const std::vector<CurvePoint>& curve) {

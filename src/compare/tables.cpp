@@ -24,8 +24,8 @@ std::string Fixed(double value, int decimals) {
 
 std::string Cell(const MeanSpread& value, int decimals) {
   std::string text = Fixed(value.mean, decimals);
-  if (value.deviation && std::isfinite(*value.deviation)) {
-    text += " ± " + Fixed(*value.deviation, decimals);
+  if (value.stddev && std::isfinite(*value.stddev)) {
+    text += " ± " + Fixed(*value.stddev, decimals);
   }
   return text;
 }
@@ -211,10 +211,9 @@ std::string ToMarkdown(const Comparison& comparison) {
 std::string ToCsv(const Comparison& comparison) {
   std::vector<std::vector<std::string>> rows = {
       {"policy", "base", "learning_rate", "rates_swept", "at_edge", "seeds", "diverged",
-       "validation_loss_mean", "validation_loss_deviation", "perplexity_mean",
-       "perplexity_deviation", "state_bytes", "peak_bytes", "tokens_per_second_mean",
-       "tokens_per_second_deviation", "aux_loss_mean", "aux_loss_deviation", "busiest_expert_mean",
-       "busiest_expert_deviation"}};
+       "validation_loss_mean", "validation_loss_std", "perplexity_mean", "perplexity_std",
+       "state_bytes", "peak_bytes", "tokens_per_second_mean", "tokens_per_second_std",
+       "aux_loss_mean", "aux_loss_std", "busiest_expert_mean", "busiest_expert_std"}};
   for (const PolicyRow& row : comparison.policies) {
     std::vector<std::string> cells = {row.policy,
                                       row.base,
@@ -226,7 +225,7 @@ std::string ToCsv(const Comparison& comparison) {
     if (row.seeds > 0) {
       const auto add = [&](const MeanSpread& value) {
         cells.push_back(Number(value.mean));
-        cells.push_back(value.deviation ? Number(*value.deviation) : "");
+        cells.push_back(value.stddev ? Number(*value.stddev) : "");
       };
       add(row.loss);
       add(row.perplexity);

@@ -9,7 +9,7 @@
 
 namespace terrace {
 
-// A fault that a user can act on: the text is one line that names what is wrong and where.
+// An error that a user can act on: the text is one line that names what is wrong and where.
 // The command line prints it and exits with code 1; nothing below `cli` prints or exits.
 class Error : public std::runtime_error {
  public:

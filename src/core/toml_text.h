@@ -1,4 +1,4 @@
-// TOML in and out, with faults on one line.
+// TOML in and out, with errors on one line.
 #pragma once
 
 #include <toml++/toml.h>

@@ -50,8 +50,8 @@ bool IsBlank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
-// A fault in a line, by its offset: the line's number is counted only when it is needed.
-struct LineFault {
+// An error in a line, by its offset: the line's number is counted only when it is needed.
+struct LineError {
   const char* begin;
   std::string what;
 };
@@ -69,8 +69,8 @@ std::string ReasonOf(const nlohmann::json::exception& error) {
   return std::string(reason.substr(0, reason.find(" parsing '")));
 }
 
-// The fault of a line that does not parse. Only a handler of events learns where each one is.
-class FaultFinder : public nlohmann::json_sax<nlohmann::json> {
+// The error of a line that does not parse. Only a handler of events learns where each one is.
+class JsonErrorFinder : public nlohmann::json_sax<nlohmann::json> {
  public:
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
@@ -86,29 +86,29 @@ class FaultFinder : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return true; }
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::json::exception& error) override {
-    fault_ = fmt::format("not valid JSON: byte {} of the line: {}", position, ReasonOf(error));
+    error_ = fmt::format("not valid JSON: byte {} of the line: {}", position, ReasonOf(error));
     return false;
   }
-  const std::string& fault() const { return fault_; }
+  const std::string& error() const { return error_; }
 
  private:
-  std::string fault_;
+  std::string error_;
 };
 
 std::string TextOfLine(std::string_view line, const std::string& field) {
   const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (object.is_discarded()) {
-    FaultFinder finder;
+    JsonErrorFinder finder;
     nlohmann::json::sax_parse(line.substr(0, line.find('\n')), &finder);
-    throw LineFault{line.data(), finder.fault()};
+    throw LineError{line.data(), finder.error()};
   }
-  if (!object.is_object()) throw LineFault{line.data(), "not a JSON object"};
+  if (!object.is_object()) throw LineError{line.data(), "not a JSON object"};
   const auto found = object.find(field);
   if (found == object.end()) {
-    throw LineFault{line.data(), fmt::format("has no field {}", Quoted(field))};
+    throw LineError{line.data(), fmt::format("has no field {}", Quoted(field))};
   }
   if (!found->is_string()) {
-    throw LineFault{line.data(), fmt::format("field {} is not a string", Quoted(field))};
+    throw LineError{line.data(), fmt::format("field {} is not a string", Quoted(field))};
   }
   return found->get<std::string>();
 }
@@ -192,7 +192,7 @@ int64_t DocumentReader::ReadLines(std::string_view rest, std::vector<std::string
   }
   const size_t first = parsed_.size();
   parsed_.resize(first + blocks.size());
-  std::vector<LineFault> faults(blocks.size(), LineFault{nullptr, {}});
+  std::vector<LineError> errors(blocks.size(), LineError{nullptr, {}});
   ParallelFor(static_cast<int64_t>(blocks.size()), 1, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       std::string_view block = blocks[static_cast<size_t>(i)];
@@ -203,16 +203,16 @@ int64_t DocumentReader::ReadLines(std::string_view rest, std::vector<std::string
           if (IsBlank(line)) continue;
           parsed_[first + static_cast<size_t>(i)].push_back(TextOfLine(line, options_.field));
         }
-      } catch (const LineFault& fault) {
-        faults[static_cast<size_t>(i)] = fault;
+      } catch (const LineError& error) {
+        errors[static_cast<size_t>(i)] = error;
       }
     }
   });
-  for (const LineFault& fault : faults) {
-    if (fault.begin == nullptr) continue;
+  for (const LineError& error : errors) {
+    if (error.begin == nullptr) continue;
     const std::string_view file = open_.back().bytes();
-    Fail("{}:{}: {}", open_.back().path().string(), 1 + std::count(file.data(), fault.begin, '\n'),
-         fault.what);
+    Fail("{}:{}: {}", open_.back().path().string(), 1 + std::count(file.data(), error.begin, '\n'),
+         error.what);
   }
   for (size_t i = first; i < parsed_.size(); ++i) {
     for (const std::string& text : parsed_[i]) {

@@ -1,4 +1,4 @@
-// Reading files through mappings, and writing them so that a fault leaves nothing half-written.
+// Reading files through mappings, and writing them so that an error leaves nothing half-written.
 #pragma once
 
 #include <cstddef>

@@ -37,7 +37,7 @@ T TokenAt(const char* tokens, int64_t index) {
 
 // The index of the first token that is not below the limit, or -1.
 template <typename T>
-int64_t Widen(const char* tokens, uint32_t limit, std::span<int32_t> out) {
+int64_t UpcastIds(const char* tokens, uint32_t limit, std::span<int32_t> out) {
   const int64_t count = static_cast<int64_t>(out.size());
   uint32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -145,12 +145,12 @@ void TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) 
                 "tokens [{}, {}) of {}", first, first + static_cast<int64_t>(out.size()), count_);
   const char* tokens = file_.bytes().data() + header_bytes_ + first * token_bytes_;
   const uint32_t limit = static_cast<uint32_t>(std::clamp<int64_t>(vocab_size, 0, INT32_MAX));
-  const int64_t fault =
-      token_bytes_ == 2 ? Widen<uint16_t>(tokens, limit, out) : Widen<uint32_t>(tokens, limit, out);
-  if (fault < 0) return;
+  const int64_t error = token_bytes_ == 2 ? UpcastIds<uint16_t>(tokens, limit, out)
+                                          : UpcastIds<uint32_t>(tokens, limit, out);
+  if (error < 0) return;
   const uint32_t id =
-      token_bytes_ == 2 ? TokenAt<uint16_t>(tokens, fault) : TokenAt<uint32_t>(tokens, fault);
-  Fail("{}: token {} has the id {}, beyond the vocabulary of {}", path().string(), first + fault,
+      token_bytes_ == 2 ? TokenAt<uint16_t>(tokens, error) : TokenAt<uint32_t>(tokens, error);
+  Fail("{}: token {} has the id {}, beyond the vocabulary of {}", path().string(), first + error,
        id, vocab_size);
 }
 

@@ -174,7 +174,7 @@ void ReadPreTokenizer(const json& entry, const std::string& name, PreTokenizer& 
   }
 }
 
-// A fault that the parts show only together is reported with the file's name too.
+// An error that the parts show only together is reported with the file's name too.
 Tokenizer Finish(Builder builder) {
   try {
     return Tokenizer(std::move(builder.spec));

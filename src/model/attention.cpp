@@ -64,7 +64,7 @@ void GqaAttention::Backward(std::span<const Work> work, GradientSink& sink) {
   std::vector<WeightProduct> q_products, k_products, v_products, out_products;
   for (const Work& item : work) {
     const auto& saved = static_cast<const SavedAttention&>(*item.saved);
-    const TensorView dout = Narrowed(backend_, item.dx, dtype_, "attention.dout");
+    const TensorView dout = Downcast(backend_, item.dx, dtype_, "attention.dout");
     const TensorView dq = Activation(backend_, dtype_, saved.q.shape, "attention.dq");
     const TensorView dk = Activation(backend_, dtype_, saved.k.shape, "attention.dk");
     const TensorView dv = Activation(backend_, dtype_, saved.v.shape, "attention.dv");

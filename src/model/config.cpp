@@ -97,7 +97,7 @@ void ModelConfig::Check() const {
   if (!(norm_epsilon > 0) || !std::isfinite(norm_epsilon)) {
     Fail("model.norm_epsilon = {} is not a positive number", norm_epsilon);
   }
-  CheckRange("init_deviation", init_deviation, 0.0f);
+  CheckRange("init_std", init_std, 0.0f);
   if (weight_dtype != DType::kF32 && weight_dtype != DType::kBF16) {
     Fail("training.precision = \"{}\" is not one of f32, bf16", NameOf(weight_dtype));
   }
@@ -110,17 +110,14 @@ class Declaration {
  public:
   explicit Declaration(const ModelConfig& config)
       : config_(config),
-        residual_deviation_(config.init_deviation /
-                            std::sqrt(2.0f * static_cast<float>(config.layers))) {}
+        residual_std_(config.init_std / std::sqrt(2.0f * static_cast<float>(config.layers))) {}
 
   Parameter& Matrix(std::string name, Population population, Shape shape) {
-    return Declare(std::move(name), population, config_.weight_dtype, shape, config_.init_deviation,
-                   0);
+    return Declare(std::move(name), population, config_.weight_dtype, shape, config_.init_std, 0);
   }
   // A projection into the residual stream.
   Parameter& Residual(std::string name, Population population, Shape shape) {
-    return Declare(std::move(name), population, config_.weight_dtype, shape, residual_deviation_,
-                   0);
+    return Declare(std::move(name), population, config_.weight_dtype, shape, residual_std_, 0);
   }
   void Router(std::string name, Shape shape) {
     Declare(std::move(name), Population::kRouter, DType::kF32, shape, 0, 0);
@@ -132,9 +129,9 @@ class Declaration {
     }
   }
   void SwiGlu(const std::string& prefix, Population population, int64_t ffn_width) {
-    Matrix(prefix + ".w1.weight", population, {ffn_width, config_.width});
-    Matrix(prefix + ".w2.weight", population, {ffn_width, config_.width});
-    Residual(prefix + ".w3.weight", population, {config_.width, ffn_width}).neuron_axis = 1;
+    Matrix(prefix + ".gate_proj.weight", population, {ffn_width, config_.width});
+    Matrix(prefix + ".up_proj.weight", population, {ffn_width, config_.width});
+    Residual(prefix + ".down_proj.weight", population, {config_.width, ffn_width}).neuron_axis = 1;
   }
 
   int64_t layer = -1;  // of the parameters declared next
@@ -144,7 +141,7 @@ class Declaration {
 
  private:
   Parameter& Declare(std::string name, Population population, DType dtype, Shape shape,
-                     float deviation, float constant) {
+                     float stddev, float constant) {
     Parameter& parameter = parameters_.emplace_back();
     parameter.name = std::move(name);
     parameter.population = population;
@@ -153,13 +150,13 @@ class Declaration {
     parameter.id = std::ssize(parameters_) - 1;
     parameter.layer = layer;
     parameter.expert = expert;
-    parameter.init_deviation = deviation;
+    parameter.init_std = deviation;
     parameter.init_constant = constant;
     return parameter;
   }
 
   const ModelConfig& config_;
-  float residual_deviation_;
+  float residual_std_;
   std::vector<Parameter> parameters_;
 };
 

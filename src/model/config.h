@@ -39,7 +39,7 @@ struct ModelConfig {
 
   bool tied_head = true;
   DType weight_dtype = DType::kF32;  // of matrices and embeddings; norms and routers are float32
-  float init_deviation = 0.02f;      // of matrices; into the residual stream / sqrt(2 * layers)
+  float init_std = 0.02f;            // of matrices; into the residual stream / sqrt(2 * layers)
 
   int64_t HeadWidth() const { return head_width != 0 ? head_width : width / heads; }
   int64_t ExpertWidth() const { return expert_width != 0 ? expert_width : ffn_width; }

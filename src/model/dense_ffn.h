@@ -1,4 +1,5 @@
-// Dense feed-forward: x += (silu(y * w1^T) * (y * w2^T)) * w3^T with y = norm(x).
+// Dense feed-forward: x += (silu(y * gate_proj^T) * (y * up_proj^T)) * down_proj^T with y =
+// norm(x).
 //
 // Letters as in backend/backend.h.
 #pragma once
@@ -20,10 +21,10 @@ class DenseFfn final : public SubLayer {
 
   Backend& backend_;
   NormLayer norm_;
-  DType dtype_;          // compute
-  const Parameter* w1_;  // [F, D] gate
-  const Parameter* w2_;  // [F, D] up
-  const Parameter* w3_;  // [D, F] down
+  DType dtype_;                 // compute
+  const Parameter* gate_proj_;  // [F, D] gate
+  const Parameter* up_proj_;    // [F, D] up
+  const Parameter* down_proj_;  // [D, F] down
 };
 
 }  // namespace terrace

@@ -21,7 +21,7 @@ BF16 RoundedTo(BF16, float value) { return ToBF16(value); }
 // Elements 2p and 2p + 1 are the two normal numbers that Box and Muller's method makes of draws
 // 2p and 2p + 1. In float32, since billions of them are wanted.
 template <typename T>
-void FillNormal(T* values, int64_t count, float deviation, uint64_t key) {
+void FillNormal(T* values, int64_t count, float stddev, uint64_t key) {
   ParallelFor((count + 1) / 2, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin; pair < end; ++pair) {
       const float radius =
@@ -36,8 +36,8 @@ void FillNormal(T* values, int64_t count, float deviation, uint64_t key) {
 template <typename T>
 void Fill(const Parameter& parameter, uint64_t seed) {
   const std::span<T> values = parameter.value.span<T>();
-  if (parameter.init_deviation != 0) {
-    FillNormal(values.data(), std::ssize(values), parameter.init_deviation,
+  if (parameter.init_std != 0) {
+    FillNormal(values.data(), std::ssize(values), parameter.init_std,
                MixKeys(seed, kPurpose, parameter.id));
   } else {
     std::fill(values.begin(), values.end(), RoundedTo(T{}, parameter.init_constant));

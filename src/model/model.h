@@ -37,10 +37,11 @@ struct Pass {
   MicroBatch batch;
   bool training = false;   // router noise applies
   uint64_t noise_key = 0;  // of (seed, step, micro-batch); layers derive their own from it
-  // All gradients are of loss_scale * (sum of token losses) + balance_scale * balance losses.
+  // All gradients are of loss_scale * (sum of token losses) + balance_scale * load-balancing
+  // losses.
   float loss_scale = 0;     // 1 / counted tokens of the whole step
-  float balance_scale = 1;  // 1 / micro-batches of the step: balance losses are means within a
-                            // micro-batch, averaged over micro-batches
+  float balance_scale = 1;  // 1 / micro-batches of the step: load-balancing losses are means within
+                            // a micro-batch, averaged over micro-batches
 };
 
 // Router statistics of one MoE layer for one pass.

@@ -36,9 +36,9 @@ MoeFfn::MoeFfn(const LayerContext& context)
       experts_(context.config.experts),
       router_config_(context.config.router),
       router_(context.Find("ff.router")),
-      w1_(FindExperts(context, "w1")),
-      w2_(FindExperts(context, "w2")),
-      w3_(FindExperts(context, "w3")) {}
+      gate_proj_(FindExperts(context, "gate_proj")),
+      up_proj_(FindExperts(context, "up_proj")),
+      down_proj_(FindExperts(context, "down_proj")) {}
 
 MoeFfn::ExpertMatrices MoeFfn::FindExperts(const LayerContext& context,
                                            std::string_view matrix) const {
@@ -60,7 +60,7 @@ RouterConfig MoeFfn::ConfigOf(const Pass& pass) const {
 std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x, TensorView out,
                                                  LayerRouting* routing) {
   const int64_t tokens = x.rows(), rows = tokens * router_config_.top_k;
-  const int64_t width = x.columns(), ffn_width = w1_.values[0].rows();
+  const int64_t width = x.columns(), ffn_width = gate_proj_.values[0].rows();
   auto saved = std::make_unique<SavedMoe>();
   NormalizeInput(backend_, norm_, x, dtype_, *saved);
   saved->routing = AllocateRouting(backend_, tokens, experts_, router_config_.top_k);
@@ -81,14 +81,14 @@ std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x,
     const Arena::Frame temporaries(backend_.arena());
     const TensorView rows_of_y = Activation(backend_, dtype_, {rows, width}, "moe.rows");
     backend_.GatherRows(saved->y, saved->routing.row_tokens, rows_of_y);
-    backend_.GroupedLinear(rows_of_y, offsets, w1_.values, saved->gate, false);
-    backend_.GroupedLinear(rows_of_y, offsets, w2_.values, saved->up, false);
+    backend_.GroupedLinear(rows_of_y, offsets, gate_proj_.values, saved->gate, false);
+    backend_.GroupedLinear(rows_of_y, offsets, up_proj_.values, saved->up, false);
   }
   const Arena::Frame temporaries(backend_.arena());
   const TensorView h = Activation(backend_, dtype_, {rows, ffn_width}, "moe.h");
   const TensorView rows_of_out = Activation(backend_, dtype_, {rows, width}, "moe.out_rows");
   backend_.SwiGlu(saved->gate, saved->up, saved->routing.row_weights, h);
-  backend_.GroupedLinear(h, offsets, w3_.values, rows_of_out, false);
+  backend_.GroupedLinear(h, offsets, down_proj_.values, rows_of_out, false);
   backend_.AddGatheredRows(rows_of_out, saved->routing.token_rows, out);
   return saved;
 }
@@ -108,17 +108,17 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
 
   {
     const Arena::Frame down_frame(backend_.arena());
-    std::vector<GroupedProduct> w3_products;
+    std::vector<GroupedProduct> down_proj_products;
     for (size_t i = 0; i < work.size(); ++i) {
       const auto& saved = static_cast<const SavedMoe&>(*work[i].saved);
       const Routing& routing = saved.routing;
       const int64_t rows = saved.gate.rows();
       const TensorView dout_rows = Activation(backend_, dtype_, {rows, width}, "moe.dout_rows");
       const TensorView h = Activation(backend_, dtype_, saved.gate.shape, "moe.h");
-      w3_products.push_back({dout_rows, h, routing.offsets});
+      down_proj_products.push_back({dout_rows, h, routing.offsets});
       {
         const Arena::Frame temporaries(backend_.arena());
-        const TensorView dout = Narrowed(backend_, work[i].dx, dtype_, "moe.dout");
+        const TensorView dout = Downcast(backend_, work[i].dx, dtype_, "moe.dout");
         backend_.GatherRows(dout, routing.row_tokens, dout_rows);
       }
       {
@@ -126,7 +126,8 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
         const TensorView drow_weights =
             Activation(backend_, DType::kF32, {rows}, "router.drow_weights");
         // dh, which h then replaces.
-        backend_.GroupedLinearBackwardInput(dout_rows, routing.offsets, w3_.values, h, false);
+        backend_.GroupedLinearBackwardInput(dout_rows, routing.offsets, down_proj_.values, h,
+                                            false);
         backend_.SwiGluBackward(h, saved.gate, saved.up, routing.row_weights, saved.gate, saved.up,
                                 drow_weights);
         backend_.RouteBackward(ConfigOf(*work[i].pass), routing, work[i].pass->batch.targets,
@@ -135,28 +136,30 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
       backend_.LinearBackwardInput(router_products[i].dy, router_->value, dy[i], false);
       const Arena::Frame temporaries(backend_.arena());
       const TensorView drows = Activation(backend_, dtype_, {rows, width}, "moe.drows");
-      backend_.GroupedLinearBackwardInput(saved.gate, routing.offsets, w1_.values, drows, false);
-      backend_.GroupedLinearBackwardInput(saved.up, routing.offsets, w2_.values, drows, true);
+      backend_.GroupedLinearBackwardInput(saved.gate, routing.offsets, gate_proj_.values, drows,
+                                          false);
+      backend_.GroupedLinearBackwardInput(saved.up, routing.offsets, up_proj_.values, drows, true);
       backend_.AddGatheredRows(drows, routing.token_rows, dy[i]);
     }
-    for (const Parameter* w3 : w3_.parameters) LeaveExpertGradient(*w3, w3_products, sink);
+    for (const Parameter* down_proj : down_proj_.parameters)
+      LeaveExpertGradient(*down_proj, down_proj_products, sink);
   }
 
   {
     const Arena::Frame up_frame(backend_.arena());
-    std::vector<GroupedProduct> w1_products, w2_products;
+    std::vector<GroupedProduct> gate_proj_products, up_proj_products;
     for (const Work& item : work) {
       const auto& saved = static_cast<const SavedMoe&>(*item.saved);
       const Routing& routing = saved.routing;
       const TensorView rows_of_y =
           Activation(backend_, dtype_, {saved.gate.rows(), width}, "moe.rows");
       backend_.GatherRows(saved.y, routing.row_tokens, rows_of_y);
-      w1_products.push_back({saved.gate, rows_of_y, routing.offsets});
-      w2_products.push_back({saved.up, rows_of_y, routing.offsets});
+      gate_proj_products.push_back({saved.gate, rows_of_y, routing.offsets});
+      up_proj_products.push_back({saved.up, rows_of_y, routing.offsets});
     }
     for (int64_t e = 0; e < experts_; ++e) {
-      LeaveExpertGradient(*w2_.parameters[e], w2_products, sink);
-      LeaveExpertGradient(*w1_.parameters[e], w1_products, sink);
+      LeaveExpertGradient(*up_proj_.parameters[e], up_proj_products, sink);
+      LeaveExpertGradient(*gate_proj_.parameters[e], gate_proj_products, sink);
     }
   }
   LeaveWeightGradient(backend_, *router_, router_products, sink);

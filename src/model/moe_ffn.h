@@ -47,10 +47,10 @@ class MoeFfn final : public SubLayer {
   int64_t layer_;
   int64_t experts_;  // E
   RouterConfig router_config_;
-  const Parameter* router_;  // f32 [E, D]
-  ExpertMatrices w1_;        // [F, D] gate
-  ExpertMatrices w2_;        // [F, D] up
-  ExpertMatrices w3_;        // [D, F] down
+  const Parameter* router_;   // f32 [E, D]
+  ExpertMatrices gate_proj_;  // [F, D] gate
+  ExpertMatrices up_proj_;    // [F, D] up
+  ExpertMatrices down_proj_;  // [D, F] down
 };
 
 }  // namespace terrace

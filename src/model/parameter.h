@@ -26,7 +26,7 @@ inline constexpr int kPopulations = 8;
 std::string_view NameOf(Population population);
 
 struct Parameter {
-  std::string name;  // as in checkpoints: "layers.1.ff.experts.0.w1.weight"
+  std::string name;  // as in checkpoints: "layers.1.ff.experts.0.gate_proj.weight"
   Population population;
   TensorView value;  // dtype and shape; `value.name` is `name`
   int64_t id;        // position in the model's list; keys random numbers
@@ -37,7 +37,7 @@ struct Parameter {
   int neuron_axis = 0;
   // How many gradients one backward pass adds up for it (2 for a tied embedding and head).
   int contributions = 1;
-  float init_deviation = 0;  // of N(0, deviation^2); 0: constant `init_constant`
+  float init_std = 0;  // of N(0, deviation^2); 0: constant `init_constant`
   float init_constant = 0;
 };
 

@@ -22,7 +22,7 @@ TensorView Activation(Backend& backend, DType dtype, Shape shape, const char* na
   return backend.arena().Allocate(Memory::kActivations, dtype, shape, name);
 }
 
-TensorView Narrowed(Backend& backend, TensorView wide, DType dtype, const char* name) {
+TensorView Downcast(Backend& backend, TensorView wide, DType dtype, const char* name) {
   if (wide.dtype == dtype) return wide;
   const TensorView narrow = Activation(backend, dtype, wide.shape, name);
   backend.Copy(wide, narrow);

@@ -62,7 +62,7 @@ NormLayer MakeNorm(const ModelConfig& config, const ParameterIndex& parameters,
 TensorView Activation(Backend& backend, DType dtype, Shape shape, const char* name);
 
 // `wide` f32 at `dtype`: itself, or a copy in a new activation.
-TensorView Narrowed(Backend& backend, TensorView wide, DType dtype, const char* name);
+TensorView Downcast(Backend& backend, TensorView wide, DType dtype, const char* name);
 
 // Fills `saved.x`, `statistics` and `y` at `dtype`.
 void NormalizeInput(Backend& backend, const NormLayer& norm, TensorView x, DType dtype,

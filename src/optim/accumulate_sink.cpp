@@ -81,13 +81,14 @@ StepResult AccumulateSink::Finish() {
                   kept.received + kept.skipped, micro_batches_,
                   micro_batches_ * parameter.contributions);
     if (kept.received == 0) continue;
-    if (!std::isfinite(kept.squared_norm) && result.fault == nullptr) result.fault = &parameter;
+    if (!std::isfinite(kept.squared_norm) && result.not_finite == nullptr)
+      result.not_finite = &parameter;
     squared_norm += kept.squared_norm;
     updates.push_back({&parameter, kept.view, 1});
   }
   micro_batches_ = 0;
   result.gradient_norm = std::sqrt(squared_norm);
-  if (result.fault != nullptr) return result;
+  if (result.not_finite != nullptr) return result;
 
   if (clipping_.kind == ClippingKind::kGlobalNorm) {
     result.gradient_scale = ClippingScale(result.gradient_norm, clipping_.max_norm);

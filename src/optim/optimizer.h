@@ -60,7 +60,8 @@ class Optimizer {
   float KeptGradientScale(const Parameter& parameter) const;
 
   // --- Checkpoints -----------------------------------------------------------------------------
-  // All state, named "PARAMETER.STATE" ("layers.1.ff.experts.0.w1.weight.momentum"); writable.
+  // All state, named "PARAMETER.STATE" ("layers.1.ff.experts.0.gate_proj.weight.momentum");
+  // writable.
   std::span<const TensorView> state() const { return views_; }
   // Updates that each parameter has had, by parameter id; writable.
   std::span<int64_t> steps() { return steps_; }

@@ -55,7 +55,7 @@ struct PolicyTables {
 // Throws Error on one line, with file, line and the nearest known key. `path` is for errors.
 PolicyTables ParsePolicy(std::string_view text, std::string_view path);
 
-// A fault of one population's entry. What it says names policy, population and setting; which
+// An error of one population's entry. What it says names policy, population and setting; which
 // tensors it concerns is known to whoever knows the model.
 class PolicyError : public Error {
  public:

@@ -91,9 +91,10 @@ void ReleaseSink::Complete(const Parameter& parameter, TensorView gradient) {
   if (!second_pass && !arena_.dry()) {
     const double scale = unit.outlives_step ? optimizer_.KeptGradientScale(parameter) : 1;
     unit.squared_norm = scale * scale * SquaredNorm(gradient);
-    if (!std::isfinite(unit.squared_norm) && result_.fault == nullptr) result_.fault = &parameter;
+    if (!std::isfinite(unit.squared_norm) && result_.not_finite == nullptr)
+      result_.not_finite = &parameter;
   }
-  if (measuring_ || result_.fault != nullptr) return;
+  if (measuring_ || result_.not_finite != nullptr) return;
   float scale = result_.gradient_scale;
   if (clipping_.kind == ClippingKind::kPerTensor) {
     scale = ClippingScale(std::sqrt(unit.squared_norm), clipping_.max_norm);
@@ -117,7 +118,7 @@ void ReleaseSink::CheckPass() const {
 bool ReleaseSink::AnotherPass() {
   if (!measuring_) return false;
   CheckPass();
-  if (result_.fault != nullptr) return false;
+  if (result_.not_finite != nullptr) return false;
   measuring_ = false;
   result_.gradient_scale = ClippingScale(Norm(), clipping_.max_norm);
   for (Unit& unit : units_) unit.contributions = unit.received = 0;

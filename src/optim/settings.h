@@ -21,7 +21,7 @@ std::string TextOf(const SettingValue& value);
 std::string TextOf(const Settings& settings);
 
 // Reads the settings of one rule: each call returns the value of a key, or `otherwise` where the
-// policy leaves it out, and makes the key known. Faults are thrown as Error that starts with
+// policy leaves it out, and makes the key known. Errors are thrown as Error that starts with
 // `owner`, if it has a name ("skewadam: beta2 = 2 is not within 0 .. 0.9").
 class SettingsReader {
  public:

@@ -26,7 +26,7 @@ struct StepResult {
   // A tensor whose gradient is not finite, the first in the model's order or, of those that are
   // updated one after the other, in time. From then on no weight and no state was changed, but for
   // gradient buffers that outlive the step. Null when all is well.
-  const Parameter* fault = nullptr;
+  const Parameter* not_finite = nullptr;
 };
 
 // What a gradient is kept in: `gradient_dtype` (float32 or bfloat16) for bfloat16 weights, float32

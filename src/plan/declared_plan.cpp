@@ -53,7 +53,7 @@ TensorMemory MemoryOf(const DeclaredTensor& tensor, const Policy& policy, const 
 
 }  // namespace
 
-MemoryPlan PlanDeclared(const ForeignModel& model, const RunConfig& config) {
+MemoryPlan PlanDeclared(const HuggingFaceModel& model, const RunConfig& config) {
   const Policy policy = PolicyOf(config);
   const bool release = config.training.sink == SinkKind::kRelease;
   const bool second_pass = config.optimizer.clipping.kind == ClippingKind::kGlobalNorm;
@@ -93,7 +93,7 @@ MemoryPlan PlanDeclared(const ForeignModel& model, const RunConfig& config) {
   return plan;
 }
 
-TensorBytes BytesOfTensors(const ForeignModel& model, const RunConfig& config) {
+TensorBytes BytesOfTensors(const HuggingFaceModel& model, const RunConfig& config) {
   const Policy policy = PolicyOf(config);
   TensorBytes bytes;
   for (const DeclaredTensor& tensor : model.tensors) {

@@ -18,14 +18,14 @@ bool IsFeedForward(Population population) {
 // The subject with a dense feed-forward of that width in every layer.
 Subject Dense(const Subject& subject, int64_t ffn_width) {
   Subject dense = subject;
-  if (!subject.foreign) {
+  if (!subject.hugging_face) {
     dense.config.model.ffn = {FeedForwardKind::kDense};
     dense.config.model.ffn_width = ffn_width;
     dense.config.model.experts = 0;
     dense.config.model.expert_width = 0;
     return dense;
   }
-  ForeignModel& model = *dense.foreign;
+  HuggingFaceModel& model = *dense.hugging_face;
   std::erase_if(model.tensors,
                 [](const DeclaredTensor& tensor) { return IsFeedForward(tensor.population); });
   for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
@@ -67,8 +67,8 @@ std::string_view NameOf(DenseKind kind) {
 }
 
 std::vector<DenseModel> DenseModelsOf(const Subject& subject) {
-  const bool moe =
-      subject.foreign ? subject.foreign->experts > 0 : subject.config.model.MoeLayers() > 0;
+  const bool moe = subject.hugging_face ? subject.hugging_face->experts > 0
+                                        : subject.config.model.MoeLayers() > 0;
   if (!moe) return {};
   const ModelSize size = subject.size();
   // Parameters are a straight line in the width.
@@ -86,8 +86,8 @@ std::vector<DenseModel> DenseModelsOf(const Subject& subject) {
     const Subject dense = Dense(subject, model.ffn_width);
     model.size = dense.size();
     model.flops_per_token = model.size.FlopsPerToken(subject.config.training.sequence_length);
-    model.peak_bytes = dense.foreign
-                           ? PlanDeclared(*dense.foreign, dense.config).ledger.total_peak_bytes
+    model.peak_bytes = dense.hugging_face
+                           ? PlanDeclared(*dense.hugging_face, dense.config).ledger.total_peak_bytes
                            : PlanTraining(dense.config).total_peak_bytes;
     models.push_back(model);
   }

@@ -21,7 +21,7 @@ struct DenseModel {
   int64_t ffn_width = 0;
   ModelSize size;
   double flops_per_token = 0;  // of training, as of a MoE's
-  int64_t peak_bytes = 0;      // under the MoE's own settings; foreign models: without activations
+  int64_t peak_bytes = 0;  // under the MoE's own settings; Hugging Face models: without activations
 };
 
 // The kinds in order; those are left out that would need a feed-forward of no width. Empty for a

@@ -36,10 +36,10 @@ Json ModelOf(const Subject& subject) {
   Json json = {{"name", subject.name},
                {"parameters", size.parameters},
                {"active_parameters", size.active_parameters},
-               {"runnable", !subject.foreign}};
-  if (subject.foreign) {
-    json["family"] = subject.foreign->family;
-    json["not_runnable"] = subject.foreign->not_runnable;
+               {"runnable", !subject.hugging_face}};
+  if (subject.hugging_face) {
+    json["family"] = subject.hugging_face->family;
+    json["not_runnable"] = subject.hugging_face->not_runnable;
   } else {
     json["layers"] = subject.config.model.layers;
   }
@@ -49,8 +49,8 @@ Json ModelOf(const Subject& subject) {
 Json MemoryOf(const Subject& subject, const MemoryPlan& memory, bool moments) {
   Json json = {{"peak_bytes", memory.ledger.total_peak_bytes},
                {"at_peak_bytes", ToJson(memory.ledger.at_peak_bytes)},
-               {"activations_planned", !subject.foreign}};
-  if (subject.foreign) return json;
+               {"activations_planned", !subject.hugging_face}};
+  if (subject.hugging_face) return json;
   json["alignment_bytes"] = memory.alignment_bytes;
   json["peak_phase"] = TextOf(memory.peak_phase);
   json["peak_tensor"] = memory.peak_tensor;

@@ -13,8 +13,8 @@ namespace {
 constexpr int64_t kMaxLayers = 4096;
 
 MemoryPlan PlanOf(const Subject& subject) {
-  return subject.foreign ? PlanDeclared(*subject.foreign, subject.config)
-                         : PlanMemory(subject.config);
+  return subject.hugging_face ? PlanDeclared(*subject.hugging_face, subject.config)
+                              : PlanMemory(subject.config);
 }
 
 }  // namespace
@@ -34,8 +34,8 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
   report.subject = subject;
   report.budget_bytes = budget_bytes;
   const RunConfig& config = subject.config;
-  if (subject.foreign) {
-    for (const DeclaredTensor& tensor : subject.foreign->tensors) {
+  if (subject.hugging_face) {
+    for (const DeclaredTensor& tensor : subject.hugging_face->tensors) {
       report.parameters[static_cast<size_t>(tensor.population)] +=
           tensor.count * tensor.shape.size();
     }
@@ -46,22 +46,23 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
   }
   report.memory = PlanOf(subject);
   report.tensors =
-      subject.foreign ? BytesOfTensors(*subject.foreign, config) : BytesOfTensors(config);
+      subject.hugging_face ? BytesOfTensors(*subject.hugging_face, config) : BytesOfTensors(config);
   report.cost = CostOf(subject.size(), report.tensors, config);
   report.dense = DenseModelsOf(subject);
   if (report.Fits()) return report;
   const Planner planner = [&](const RunConfig& changed) {
-    return subject.foreign ? PlanDeclared(*subject.foreign, changed).ledger.total_peak_bytes
-                           : PlanTraining(changed).total_peak_bytes;
+    return subject.hugging_face
+               ? PlanDeclared(*subject.hugging_face, changed).ledger.total_peak_bytes
+               : PlanTraining(changed).total_peak_bytes;
   };
-  report.advice = Advise(config, *budget_bytes, planner, !subject.foreign);
+  report.advice = Advise(config, *budget_bytes, planner, !subject.hugging_face);
   return report;
 }
 
 LargestRow LargestThatFits(const Subject& subject, int64_t budget_bytes) {
-  if (subject.foreign) {
+  if (subject.hugging_face) {
     Fail("{}: the largest that fits is found for models that can be run (this one has {})",
-         subject.name, subject.foreign->not_runnable);
+         subject.name, subject.hugging_face->not_runnable);
   }
   LargestRow row{subject, std::nullopt, ""};
   RunConfig& config = row.subject.config;

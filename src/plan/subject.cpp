@@ -11,8 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Subject FromForeign(const std::string& path, const std::vector<std::string>& assignments) {
-  ForeignModel model = ReadForeignModel(path);
+Subject FromHuggingFace(const std::string& path, const std::vector<std::string>& assignments) {
+  HuggingFaceModel model = ReadHuggingFaceModel(path);
   Subject subject;
   // Every such file is called config.json: the folder tells of which model.
   const fs::path stem = fs::path(path).stem();
@@ -31,15 +31,15 @@ Subject FromForeign(const std::string& path, const std::vector<std::string>& ass
   stand_in.max_positions = model.max_positions;
   stand_in.weight_dtype = model.weight_dtype;
   subject.config = ConfigOfModel(stand_in, assignments);
-  subject.foreign = std::move(model);
+  subject.hugging_face = std::move(model);
   return subject;
 }
 
 Subject Load(const std::string& source, const std::vector<std::string>& assignments) {
   std::error_code error;
   if (fs::is_directory(source, error))
-    return FromForeign(fs::path(source) / "config.json", assignments);
-  if (source.ends_with(".json")) return FromForeign(source, assignments);
+    return FromHuggingFace(fs::path(source) / "config.json", assignments);
+  if (source.ends_with(".json")) return FromHuggingFace(source, assignments);
   Subject subject;
   if (source.ends_with(".toml")) {
     subject.name = fs::path(source).stem();

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/foreign_model.h"
+#include "plan/hugging_face_model.h"
 #include "train/config.h"
 
 namespace terrace {
@@ -16,7 +16,7 @@ struct Subject {
   RunConfig config;
   // Of a model that this engine cannot run: config.model is a stand-in then, whose precision alone
   // means something.
-  std::optional<ForeignModel> foreign;
+  std::optional<HuggingFaceModel> hugging_face;
 
   ModelSize size() const { return foreign ? foreign->size : SizeOf(config.model); }
 };

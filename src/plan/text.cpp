@@ -84,7 +84,7 @@ std::string RunText(const Subject& subject) {
                   training.micro_batches, training.micro_batch, training.sequence_length);
   if (training.activation_checkpointing) text += ", activation checkpointing";
   text += fmt::format(", clipping {}", NameOf(config.optimizer.clipping.kind));
-  if (!subject.foreign) text += fmt::format(", {} threads", MaxThreads());
+  if (!subject.hugging_face) text += fmt::format(", {} threads", MaxThreads());
   return text;
 }
 
@@ -136,7 +136,7 @@ std::string MemoryTable(const PlanReport& report) {
 // What the release sink cannot release at once, and what its clipping costs.
 std::string ReleaseText(const PlanReport& report) {
   const RunConfig& config = report.subject.config;
-  if (config.training.sink != SinkKind::kRelease || report.subject.foreign) return "";
+  if (config.training.sink != SinkKind::kRelease || report.subject.hugging_face) return "";
   std::string text = "release: one gradient at a time";
   if (const int64_t kept_bytes = report.tensors.kept_gradients; kept_bytes > 0) {
     text += fmt::format(", beside {} of buffers that the policy keeps from step to step",
@@ -194,7 +194,7 @@ std::string VerdictText(const PlanReport& report) {
   if (report.Fits()) {
     return fmt::format("memory: fits in {}, {} to spare{}\n", BytesText(budget),
                        BytesText(budget - peak),
-                       report.subject.foreign ? " for activations and scratch" : "");
+                       report.subject.hugging_face ? " for activations and scratch" : "");
   }
   std::string text = fmt::format("memory: does not fit in {}: {} too much\n", BytesText(budget),
                                  BytesText(peak - budget));
@@ -233,9 +233,10 @@ std::string DenseText(const PlanReport& report) {
          model.flops_per_token, model.peak_bytes);
   }
   if (total == nullptr || worth == nullptr) return text;
-  const int64_t experts = subject.foreign ? subject.foreign->experts : subject.config.model.experts;
+  const int64_t experts =
+      subject.hugging_face ? subject.hugging_face->experts : subject.config.model.experts;
   const int64_t top_k =
-      subject.foreign ? subject.foreign->top_k : subject.config.model.router.top_k;
+      subject.hugging_face ? subject.hugging_face->top_k : subject.config.model.router.top_k;
   const double rows =
       static_cast<double>(report.cost.tokens * top_k) / static_cast<double>(experts);
   const std::string worth_text =
@@ -271,12 +272,12 @@ std::string Fitting(const MemoryPlan& memory, std::optional<int64_t> budget_byte
   return memory.ledger.total_peak_bytes <= *budget_bytes ? "yes" : "no";
 }
 
-std::string ForeignText(const Subject& subject) {
-  if (!subject.foreign) return "";
+std::string HuggingFaceText(const Subject& subject) {
+  if (!subject.hugging_face) return "";
   return Paragraph(
       fmt::format("This engine cannot run {}: {}. Planned from the declared tensors: activations, "
                   "scratch and alignment are left out.",
-                  subject.foreign->family, subject.foreign->not_runnable));
+                  subject.hugging_face->family, subject.hugging_face->not_runnable));
 }
 
 // Below a table, why rows of it are empty.
@@ -299,9 +300,9 @@ std::string ToText(const PlanReport& report) {
   std::string text = fmt::format("{}: {} parameters, {} active per token\n", subject.name,
                                  Count(size.parameters), Count(size.active_parameters));
   text += Paragraph(RunText(subject));
-  text += ForeignText(subject);
+  text += HuggingFaceText(subject);
   text += fmt::format("\n{}\n", MemoryTable(report));
-  if (!subject.foreign) {
+  if (!subject.hugging_face) {
     text += Paragraph(fmt::format(
         "peak: {}, {}; alignment is {} of it", BytesText(report.memory.ledger.total_peak_bytes),
         PeakText(report.memory), BytesText(report.memory.alignment_bytes)));
@@ -336,8 +337,8 @@ std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budg
                         Fitting(*row.memory, budget_bytes));
   }
   text += RefusedText(rows);
-  const std::string foreign = ForeignText(rows.front().subject);
-  return foreign.empty() ? text : text + "\n" + foreign;
+  const std::string hugging_face = HuggingFaceText(rows.front().subject);
+  return hugging_face.empty() ? text : text + "\n" + hugging_face;
 }
 
 std::string ToText(const std::vector<LargestRow>& rows, int64_t budget_bytes) {

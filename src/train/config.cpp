@@ -85,7 +85,7 @@ void TakePolicyFile(RunConfig& config) {
   policy = kOwnPolicy;
 }
 
-// Takes in the policy's file and checks the whole; faults of a policy name the tensors they
+// Takes in the policy's file and checks the whole; errors of a policy name the tensors they
 // concern.
 void Complete(RunConfig& config) {
   try {
@@ -124,7 +124,7 @@ std::vector<Field> FieldsOf(RunConfig& config) {
       {"model.experts", &model.experts, "per MoE layer", 0, 1'000'000},
       {"model.expert_width", &model.expert_width, "0: ffn_width", 0, INT32_MAX},
       {"model.tied_head", &model.tied_head, "the head is the embedding"},
-      {"model.init_deviation", &model.init_deviation, "of matrices at the start", 0, 10},
+      {"model.init_std", &model.init_std, "of matrices at the start", 0, 10},
       {"model.router.score", Choice(router.score, kScoreNames), "softmax"},
       {"model.router.top_k", &router.top_k, "experts per token", 1, 1'000'000},
       {"model.router.normalize_weights", &router.normalize_weights,
@@ -195,7 +195,7 @@ std::string TensorsOf(const ModelConfig& model, Population population) {
   try {
     model.Check();
   } catch (const Error&) {
-    return {};  // a fault at a time
+    return {};  // an error at a time
   }
   for (const Parameter& parameter : ParametersOf(model)) {
     if (parameter.population == population) {

@@ -86,8 +86,9 @@ RunConfig LoadConfig(const std::filesystem::path& path,
 // on one line.
 RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>& assignments);
 
-// Which tensor a fault of a policy concerns: " (population of layers.1.ff.experts.0.w1.weight)";
-// nothing where the model has none, or is at fault itself.
+// Which tensor an error of a policy concerns: " (population of
+// layers.1.ff.experts.0.gate_proj.weight)"; nothing where the model has none, or is at fault
+// itself.
 std::string TensorsOf(const ModelConfig& model, Population population);
 
 // Impossible combinations, named by key. LoadConfig calls it.

@@ -26,7 +26,8 @@ struct EvaluationShape {
 // Always the same batches for the same arguments.
 Evaluation Evaluate(Model& model, const Dataset& dataset, const EvaluationShape& shape);
 
-// Reads all that Evaluate is going to read: a fault in it should not wait for the first evaluation.
+// Reads all that Evaluate is going to read: an error in it should not wait for the first
+// evaluation.
 void CheckEvaluationData(const Dataset& dataset, const EvaluationShape& shape);
 
 // Takes the memory that Evaluate takes, for a model on a dry backend.

@@ -64,7 +64,7 @@ std::string ToJsonLine(const StepMetrics& metrics) {
       {"seconds", metrics.seconds},
       {"tokens_per_second", metrics.tokens_per_second},
       {"flops_per_second", metrics.flops_per_second},
-      {"share_of_peak", metrics.share_of_peak},
+      {"mfu", metrics.mfu},
       {"planned_peak_bytes", metrics.planned_peak_bytes},
       {"ledger_peak_bytes", metrics.ledger_peak_bytes},
       {"ledger_at_peak_bytes", Json::object()},

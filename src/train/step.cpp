@@ -203,14 +203,14 @@ StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
     const Arena::PhaseScope phase(model.backend().arena(), Phase{"update of the weights"});
     report.update = sink.Finish();
   }
-  if (!finite_loss || report.update.fault != nullptr) {
+  if (!finite_loss || report.update.not_finite != nullptr) {
     const std::string first = FirstNonFinite(model, micro_batches, settings.noise_key);
     if (!finite_loss) {
       throw NotFiniteError(
           fmt::format("the loss is not finite, first {}", first.empty() ? "in the head" : first));
     }
     throw NotFiniteError(fmt::format("the gradient of {} is not finite{}",
-                                     report.update.fault->name,
+                                     report.update.not_finite->name,
                                      first.empty() ? "" : ", first " + first));
   }
   // Nothing will ever change again, but for the decay of weights.

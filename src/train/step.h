@@ -29,7 +29,8 @@ struct PassSettings {
   bool together = false;
 };
 // Runs `micro_batches` forward and back, and leaves in `sink` the gradient of
-//   mean over counted tokens of the cross-entropy + mean over micro-batches of balance losses.
+//   mean over counted tokens of the cross-entropy + mean over micro-batches of load-balancing
+//   losses.
 // In a dry run all numbers are 0.
 StepLosses ForwardBackward(Model& model, std::span<const MicroBatch> micro_batches,
                            const PassSettings& settings, GradientSink& sink);
@@ -56,7 +57,8 @@ class NotFiniteError : public Error {
 StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
                      const StepSettings& settings, StepSink& sink);
 
-// Sum over counted tokens of the cross-entropy in nats, without gradients, noise or balance losses.
+// Sum over counted tokens of the cross-entropy in nats, without gradients, noise or load-balancing
+// losses.
 double ForwardLoss(Model& model, const MicroBatch& batch);
 
 // Micro-batches of B sequences of T tokens in new activations, to be filled.

@@ -107,7 +107,7 @@ StepMetrics MetricsOf(const RunConfig& config, const RunSummary& summary, const 
   metrics.tokens_per_second = static_cast<double>(config.training.StepTokens()) / seconds;
   metrics.flops_per_second =
       metrics.tokens_per_second * summary.size.FlopsPerToken(config.training.sequence_length);
-  metrics.share_of_peak = metrics.flops_per_second / summary.peak_flops;
+  metrics.mfu = metrics.flops_per_second / summary.peak_flops;
   metrics.planned_peak_bytes = summary.plan.total_peak_bytes;
   metrics.ledger_peak_bytes = machine.arena.ledger().total_peak_bytes;
   metrics.ledger_at_peak_bytes = machine.arena.ledger().at_peak_bytes;

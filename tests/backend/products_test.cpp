@@ -84,7 +84,7 @@ TEST_F(ProductsTest, LinearIsExactOnSmallIntegers) {
                                 {130, 64, 48},
                                 {300, 24, 129},
                                 {513, 40, 16},
-                                {2, 80, 27'000}}) {  // more than is widened at a time
+                                {2, 80, 27'000}}) {  // more than is upcast at a time
     for (const Dtypes& t : kDtypes) {
       for (const bool add : {false, true}) {
         const Arena::Frame frame(arena_);

@@ -237,7 +237,7 @@ TEST_P(RouteTest, IgnoredTokensAreRoutedButNotCounted) {
   EXPECT_DOUBLE_EQ(all.entropy, first.entropy);
 }
 
-// The gradient of the two balance losses, by differences of the losses themselves.
+// The gradient of the two load-balancing losses, by differences of the losses themselves.
 TEST_P(RouteTest, BalanceGradientsAreThoseOfTheLosses) {
   const RouteCase c{6, 5, 2};
   RouterConfig config = Config(c, true);

@@ -166,7 +166,7 @@ TEST_F(ReportTest, NumbersThatAreNotFiniteAreDrawnAround) {
   const size_t end = page_.find("</script>", begin);
   Json data = Json::parse(page_.substr(begin, end - begin));
   for (Json& policy : data.at("policies")) {
-    policy.at("perplexity") = {{"mean", nullptr}, {"deviation", nullptr}};
+    policy.at("perplexity") = {{"mean", nullptr}, {"std", nullptr}};
     for (Json& point : policy.at("validation")) point.at("perplexity") = policy.at("perplexity");
     for (Json& point : policy.at("curve")) {
       point.at("loss") = nullptr;
@@ -180,7 +180,7 @@ TEST_F(ReportTest, NumbersThatAreNotFiniteAreDrawnAround) {
 }
 
 // These tests can fail.
-TEST_F(ReportTest, AFaultInAChartIsSeen) {
+TEST_F(ReportTest, AnErrorInAChartIsSeen) {
   std::string broken = page_;
   const size_t found = broken.find("new Chart(canvas, makeConfig())");
   ASSERT_NE(found, std::string::npos);

@@ -39,7 +39,7 @@ class CommandTest : public ::testing::Test {
     EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
     return result.errors;
   }
-  // The same for a fault that shows after the run has said what it is going to do: the last line.
+  // The same for an error that shows after the run has said what it is going to do: the last line.
   std::string LateErrorOf(const std::vector<std::string>& arguments) const {
     const ProgramResult result = Run(arguments);
     EXPECT_EQ(result.exit_code, 1) << result.signal;

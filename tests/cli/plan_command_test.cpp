@@ -13,19 +13,21 @@ using ::testing::StartsWith;
 
 class PlanCommandTest : public CommandTest {
  protected:
-  std::string Mixtral() const { return (TestData() / "foreign" / "mixtral-8x7b.json").string(); }
+  std::string Mixtral() const {
+    return (TestData() / "hugging_face" / "mixtral-8x7b.json").string();
+  }
 };
 
-TEST_F(PlanCommandTest, PlansPresetsAndForeignModels) {
+TEST_F(PlanCommandTest, PlansPresetsAndHuggingFaceModels) {
   const ProgramResult preset =
       Run({"plan", "skewadam-6.78b", "--sink", "release", "--memory", "24GiB"});
   EXPECT_EQ(preset.exit_code, 0) << preset.errors;
   EXPECT_THAT(preset.output, StartsWith("skewadam-6.78b: 6784.33 M parameters, 442.54 M active"));
   EXPECT_THAT(preset.output, HasSubstr("memory: fits in 24.00 GiB"));
-  const ProgramResult foreign = Run({"plan", Mixtral(), "--memory", "24GiB"});
-  EXPECT_EQ(foreign.exit_code, 0) << foreign.errors;
-  EXPECT_THAT(foreign.output, StartsWith("mixtral-8x7b: 46.70 B parameters, 12.88 B active"));
-  EXPECT_THAT(foreign.output, HasSubstr("no setting makes it fit"));
+  const ProgramResult hugging_face = Run({"plan", Mixtral(), "--memory", "24GiB"});
+  EXPECT_EQ(hugging_face.exit_code, 0) << hugging_face.errors;
+  EXPECT_THAT(hugging_face.output, StartsWith("mixtral-8x7b: 46.70 B parameters, 12.88 B active"));
+  EXPECT_THAT(hugging_face.output, HasSubstr("no setting makes it fit"));
 }
 
 TEST_F(PlanCommandTest, WritesJsonAndChart) {

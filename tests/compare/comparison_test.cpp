@@ -53,10 +53,10 @@ class ComparisonTest : public ::testing::Test {
 TEST(MeanSpreadTest, IsTheSampleStandardDeviation) {
   EXPECT_EQ(MeanSpreadOf({}).mean, 0);
   EXPECT_EQ(MeanSpreadOf({3}).mean, 3);
-  EXPECT_FALSE(MeanSpreadOf({3}).deviation);
+  EXPECT_FALSE(MeanSpreadOf({3}).stddev);
   const MeanSpread spread = MeanSpreadOf({1, 2, 6});
   EXPECT_DOUBLE_EQ(spread.mean, 3);
-  EXPECT_DOUBLE_EQ(*spread.deviation, std::sqrt((4 + 1 + 9) / 2.0));
+  EXPECT_DOUBLE_EQ(*spread.stddev, std::sqrt((4 + 1 + 9) / 2.0));
 }
 
 TEST_F(ComparisonTest, RowsAreMeansOverSeedsAtTheChosenRate) {
@@ -67,7 +67,7 @@ TEST_F(ComparisonTest, RowsAreMeansOverSeedsAtTheChosenRate) {
   EXPECT_TRUE(adamw.chosen.at_edge);
   EXPECT_EQ(adamw.seeds, 3);
   EXPECT_DOUBLE_EQ(adamw.loss.mean, 3.2);
-  EXPECT_DOUBLE_EQ(*adamw.loss.deviation, std::sqrt((0.04 + 0.01 + 0.09) / 2));
+  EXPECT_DOUBLE_EQ(*adamw.loss.stddev, std::sqrt((0.04 + 0.01 + 0.09) / 2));
   EXPECT_DOUBLE_EQ(adamw.perplexity.mean, (std::exp(3) + std::exp(3.1) + std::exp(3.5)) / 3);
   ASSERT_EQ(adamw.validation.size(), 2u);
   EXPECT_EQ(adamw.validation[0].tokens, 1280);
@@ -85,7 +85,7 @@ TEST_F(ComparisonTest, RowsAreMeansOverSeedsAtTheChosenRate) {
   EXPECT_EQ(uniform.base, "skewadam");
   EXPECT_EQ(uniform.learning_rate, 2);
   EXPECT_EQ(uniform.seeds, 3);
-  EXPECT_DOUBLE_EQ(*uniform.loss.deviation, 0);
+  EXPECT_DOUBLE_EQ(*uniform.loss.stddev, 0);
 
   EXPECT_EQ(comparison.runs_done, 13);
   EXPECT_EQ(comparison.runs_total, 13);

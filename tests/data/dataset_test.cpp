@@ -17,7 +17,7 @@
 namespace terrace {
 namespace {
 
-std::string FaultOf(const std::function<void()>& action) {
+std::string ErrorOf(const std::function<void()>& action) {
   try {
     action();
   } catch (const Error& error) {
@@ -26,9 +26,9 @@ std::string FaultOf(const std::function<void()>& action) {
   return "";
 }
 
-void ExpectFault(const std::string& part, const std::function<void()>& action) {
-  const std::string fault = FaultOf(action);
-  EXPECT_NE(fault.find(part), std::string::npos) << "'" << fault << "' lacks '" << part << "'";
+void ExpectError(const std::string& part, const std::function<void()>& action) {
+  const std::string error = ErrorOf(action);
+  EXPECT_NE(error.find(part), std::string::npos) << "'" << error << "' lacks '" << part << "'";
 }
 
 std::vector<int32_t> Count(int64_t size, int32_t first = 0) {
@@ -114,13 +114,13 @@ TEST(TokenFile, ReadsLlmcAndNanoGpt) {
 
 TEST(TokenFile, RefusesWhatIsNone) {
   const TemporaryFolder folder;
-  const auto refuses = [&](const char* name, const std::string& bytes, const char* fault) {
+  const auto refuses = [&](const char* name, const std::string& bytes, const char* error) {
     Write(folder / name, bytes);
-    ExpectFault(fault, [&] { TokenFile file(folder / name); });
-    ExpectFault(name, [&] { TokenFile file(folder / name); });
+    ExpectError(error, [&] { TokenFile file(folder / name); });
+    ExpectError(name, [&] { TokenFile file(folder / name); });
   };
   const std::string two = BytesOf(std::vector<uint16_t>{1, 2});
-  ExpectFault("none.bin", [&] { TokenFile file(folder / "none.bin"); });
+  ExpectError("none.bin", [&] { TokenFile file(folder / "none.bin"); });
   refuses("empty.bin", "", "is empty");
   refuses("train.bin", "abc", "truncated");
   refuses("other.bin", "abcd", "neither");
@@ -162,14 +162,14 @@ TEST(TokenFile, FlippedBytesAreErrorsOrFoundByTheChecksum) {
     std::string flipped = whole;
     flipped[place] = static_cast<char>(flipped[place] ^ static_cast<char>(1 + random() % 255));
     Write(folder / "flipped", flipped);
-    const std::string fault = FaultOf([&] {
+    const std::string error = ErrorOf([&] {
       const TokenFile file(folder / "flipped");
       std::vector<int32_t> tokens(static_cast<size_t>(file.size()));
       file.Read(0, 70000, tokens);
       file.VerifyChecksum();
     });
     const bool is_vocab_size = place >= 24 && place < 32;  // a number as good as another
-    EXPECT_TRUE(is_vocab_size || fault != "") << place;
+    EXPECT_TRUE(is_vocab_size || error != "") << place;
   }
 }
 
@@ -178,14 +178,14 @@ TEST(TokenFile, NamesAnIdBeyondTheVocabulary) {
   Write(folder / "val.bin", BytesOf(std::vector<uint16_t>{1, 2, 3, 50257, 4}));
   const TokenFile file(folder / "val.bin");
   std::vector<int32_t> tokens(4);
-  ExpectFault("val.bin: token 3 has the id 50257, beyond the vocabulary of 50257",
+  ExpectError("val.bin: token 3 has the id 50257, beyond the vocabulary of 50257",
               [&] { file.Read(1, 50257, tokens); });
   file.Read(1, 50258, tokens);
   EXPECT_EQ(tokens, (std::vector<int32_t>{2, 3, 50257, 4}));
   Write(folder / "wide_val.bin",
         LlmcBytes(20240801, 7, 2, BytesOf(std::vector<uint32_t>{1, 0xfffffff0u})));
   tokens.resize(2);
-  ExpectFault("token 1 has the id 4294967280",
+  ExpectError("token 1 has the id 4294967280",
               [&] { TokenFile(folder / "wide_val.bin").Read(0, INT32_MAX, tokens); });
 }
 
@@ -230,17 +230,17 @@ TEST(Dataset, SplitsAreWordsOfNames) {
   EXPECT_EQ(All(Dataset(folder.path(), Split::kVal, 100)), Count(2, 20));
   write("val-of-train.bin", 40);
   for (const Split split : {Split::kTrain, Split::kVal}) {
-    ExpectFault("val-of-train.bin is named for both train and val",
+    ExpectError("val-of-train.bin is named for both train and val",
                 [&] { Dataset(folder.path(), split, 100); });
   }
 }
 
 TEST(Dataset, RefusesWhatDoesNotFit) {
   const TemporaryFolder folder;
-  ExpectFault("no train tokens", [&] { Dataset(folder.path(), Split::kTrain, 100); });
-  ExpectFault("none", [&] { Dataset(folder / "none", Split::kTrain, 100); });
+  ExpectError("no train tokens", [&] { Dataset(folder.path(), Split::kTrain, 100); });
+  ExpectError("none", [&] { Dataset(folder / "none", Split::kTrain, 100); });
   WriteShard(folder / "train-00000.bin", 101, Count(3));
-  ExpectFault("a vocabulary of 101, the model has 100",
+  ExpectError("a vocabulary of 101, the model has 100",
               [&] { Dataset(folder.path(), Split::kTrain, 100); });
 }
 

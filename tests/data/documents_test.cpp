@@ -26,7 +26,7 @@ Texts DocumentsOf(const CorpusOptions& options) {
   return texts;
 }
 
-std::string FaultOf(const CorpusOptions& options) {
+std::string ErrorOf(const CorpusOptions& options) {
   try {
     DocumentsOf(options);
   } catch (const Error& error) {
@@ -73,7 +73,7 @@ TEST(Documents, FoldersAreSearchedInOrder) {
   options.extensions = {".png"};
   EXPECT_EQ(DocumentsOf(options), (Texts{"png"}));
   options.extensions = {".rst.txt"};
-  EXPECT_NE(FaultOf(options).find(".rst.txt"), std::string::npos);
+  EXPECT_NE(ErrorOf(options).find(".rst.txt"), std::string::npos);
 }
 
 TEST(Documents, JsonLinesHoldThemInAField) {
@@ -87,11 +87,11 @@ TEST(Documents, JsonLinesHoldThemInAField) {
   EXPECT_EQ(DocumentsOf(options), (Texts{"1", "2", "3"}));
 }
 
-TEST(Documents, JsonLinesNameTheLineAtFault) {
+TEST(Documents, JsonLinesNameTheLineInError) {
   const TemporaryFolder folder;
   const struct {
     const char* line;
-    const char* fault;
+    const char* error;
   } kCases[] = {{"{\"text\": \"x\"", "not valid JSON: byte 13 of the line: "},
                 {"[1]", "not a JSON object"},
                 {"{\"txt\": \"x\"}", "has no field \"text\""},
@@ -106,10 +106,10 @@ TEST(Documents, JsonLinesNameTheLineAtFault) {
     const std::filesystem::path path = folder / "bad.jsonl";
     std::filesystem::remove(path);
     WriteNewFile(path, std::string("{\"text\": \"good\"}\n\n") + entry.line + "\n");
-    const std::string fault = FaultOf(Inputs({path}));
-    EXPECT_NE(fault.find("bad.jsonl:3: "), std::string::npos) << fault;
-    EXPECT_NE(fault.find(entry.fault), std::string::npos) << fault;
-    EXPECT_EQ(fault.find('\xff'), std::string::npos) << fault;
+    const std::string error = ErrorOf(Inputs({path}));
+    EXPECT_NE(error.find("bad.jsonl:3: "), std::string::npos) << error;
+    EXPECT_NE(error.find(entry.error), std::string::npos) << error;
+    EXPECT_EQ(error.find('\xff'), std::string::npos) << error;
   }
 }
 
@@ -130,9 +130,9 @@ TEST(Documents, LargeFilesComeInBatches) {
 
 TEST(Documents, MissingInputsAreNamed) {
   const TemporaryFolder folder;
-  EXPECT_NE(FaultOf(Inputs({folder / "none.txt"})).find("none.txt"), std::string::npos);
-  EXPECT_NE(FaultOf(Inputs({})), "");
-  EXPECT_NE(FaultOf(Inputs({folder.path()})).find("has no files"), std::string::npos);
+  EXPECT_NE(ErrorOf(Inputs({folder / "none.txt"})).find("none.txt"), std::string::npos);
+  EXPECT_NE(ErrorOf(Inputs({})), "");
+  EXPECT_NE(ErrorOf(Inputs({folder.path()})).find("has no files"), std::string::npos);
 }
 
 TEST(Pieces, EndAtTheBestPlace) {

@@ -58,7 +58,7 @@ std::map<std::string, std::string> FilesOf(const std::filesystem::path& folder) 
   return files;
 }
 
-std::string FaultOf(const std::function<void()>& action) {
+std::string ErrorOf(const std::function<void()>& action) {
   try {
     action();
   } catch (const Error& error) {
@@ -202,24 +202,24 @@ TEST_F(Prepare, NothingAppearsBeforeTheEnd) {
   EXPECT_TRUE(std::filesystem::exists(options.output));
 }
 
-TEST_F(Prepare, FaultsLeaveNothing) {
+TEST_F(Prepare, ErrorsLeaveNothing) {
   const Tokenizer bytes = Tokenizer::Bytes();
   TokenizerSpec endless = bytes.spec();
   endless.added.clear();
   WriteNewFile(folder_ / "bad.jsonl", "{\"text\": \"good\"}\n{\n");
   WriteNewFile(folder_ / "empty.txt", "");
   WriteNewFile(folder_ / "tiny.txt", "tiny");
-  const auto fault = [&](const std::vector<std::string>& inputs, const Tokenizer& tokenizer) {
-    return FaultOf([&] { PrepareCorpus(Options(inputs, "out"), tokenizer); });
+  const auto error = [&](const std::vector<std::string>& inputs, const Tokenizer& tokenizer) {
+    return ErrorOf([&] { PrepareCorpus(Options(inputs, "out"), tokenizer); });
   };
-  EXPECT_NE(fault({"a.txt", "bad.jsonl"}, bytes).find("bad.jsonl:2"), std::string::npos);
-  EXPECT_NE(fault({"empty.txt"}, bytes).find("no text"), std::string::npos);
-  EXPECT_NE(fault({"tiny.txt"}, bytes).find("too few"), std::string::npos);
-  EXPECT_NE(fault({"none.txt"}, bytes).find("none.txt"), std::string::npos);
-  EXPECT_NE(fault({"a.txt"}, Tokenizer(endless)).find("end-of-text"), std::string::npos);
+  EXPECT_NE(error({"a.txt", "bad.jsonl"}, bytes).find("bad.jsonl:2"), std::string::npos);
+  EXPECT_NE(error({"empty.txt"}, bytes).find("no text"), std::string::npos);
+  EXPECT_NE(error({"tiny.txt"}, bytes).find("too few"), std::string::npos);
+  EXPECT_NE(error({"none.txt"}, bytes).find("none.txt"), std::string::npos);
+  EXPECT_NE(error({"a.txt"}, Tokenizer(endless)).find("end-of-text"), std::string::npos);
   {
     const FileSizeLimit limit(10'000);
-    EXPECT_NE(fault({"a.txt"}, bytes).find("cannot write"), std::string::npos);
+    EXPECT_NE(error({"a.txt"}, bytes).find("cannot write"), std::string::npos);
   }
   EXPECT_EQ(FilesOf(folder_.path()).size(), 5u) << "something was left behind";
 }
@@ -227,9 +227,9 @@ TEST_F(Prepare, FaultsLeaveNothing) {
 TEST_F(Prepare, RefusesToOverwrite) {
   PrepareCorpus(Options({"a.txt"}, "out"), Tokenizer::Bytes());
   const auto before = FilesOf(folder_ / "out");
-  const std::string fault =
-      FaultOf([&] { PrepareCorpus(Options({"b.txt"}, "out"), Tokenizer::Bytes()); });
-  EXPECT_NE(fault.find("exists"), std::string::npos);
+  const std::string error =
+      ErrorOf([&] { PrepareCorpus(Options({"b.txt"}, "out"), Tokenizer::Bytes()); });
+  EXPECT_NE(error.find("exists"), std::string::npos);
   EXPECT_TRUE(FilesOf(folder_ / "out") == before);
 }
 
@@ -315,7 +315,7 @@ TEST(CorpusSummary, DamageIsAnError) {
   const TemporaryFolder folder;
   EXPECT_THROW(ReadCorpusSummary(folder.path()), Error);
   WriteNewFile(folder / "meta.json", "{\"vocab_size\": 3}");
-  EXPECT_NE(FaultOf([&] { ReadCorpusSummary(folder.path()); }).find("meta.json"),
+  EXPECT_NE(ErrorOf([&] { ReadCorpusSummary(folder.path()); }).find("meta.json"),
             std::string::npos);
 }
 

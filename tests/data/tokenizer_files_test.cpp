@@ -26,7 +26,7 @@ std::string Contents(const std::filesystem::path& name) {
 }
 
 // The error's text, or nothing.
-std::string FaultOf(const std::function<void()>& action) {
+std::string ErrorOf(const std::function<void()>& action) {
   try {
     action();
   } catch (const Error& error) {
@@ -38,11 +38,11 @@ std::string FaultOf(const std::function<void()>& action) {
 // Either an Error of one line, or a tokenizer that works.
 void ExpectErrorOrTokenizer(const std::function<Tokenizer()>& parse) {
   const std::string text = "The mill's\n wheel \xff <|endoftext|>   12";
-  const std::string fault = FaultOf([&] {
+  const std::string error = ErrorOf([&] {
     const Tokenizer tokenizer = parse();
     EXPECT_EQ(tokenizer.Decode(tokenizer.Encode(text)), text);
   });
-  EXPECT_EQ(fault.find('\n'), std::string::npos) << fault;
+  EXPECT_EQ(error.find('\n'), std::string::npos) << error;
 }
 
 void ExpectSame(const Tokenizer& a, const Tokenizer& b) {
@@ -84,12 +84,12 @@ TEST(TokenizerFiles, FoldersHoldEither) {
 
 TEST(TokenizerFiles, NameWhatIsMissing) {
   const TemporaryFolder folder;
-  EXPECT_NE(FaultOf([&] { LoadTokenizer((folder / "none.json").string()); }).find("none.json"),
+  EXPECT_NE(ErrorOf([&] { LoadTokenizer((folder / "none.json").string()); }).find("none.json"),
             std::string::npos);
-  EXPECT_NE(FaultOf([&] { LoadTokenizer(folder.path().string()); }).find("neither"),
+  EXPECT_NE(ErrorOf([&] { LoadTokenizer(folder.path().string()); }).find("neither"),
             std::string::npos);
   std::ofstream(folder / "empty.json").flush();
-  EXPECT_NE(FaultOf([&] { LoadTokenizer((folder / "empty.json").string()); }).find("is empty"),
+  EXPECT_NE(ErrorOf([&] { LoadTokenizer((folder / "empty.json").string()); }).find("is empty"),
             std::string::npos);
 }
 
@@ -97,7 +97,7 @@ TEST(TokenizerFiles, UnsupportedKindsAreNamed) {
   const struct {
     const char* place;  // JSON pointer
     json value;
-    const char* fault;
+    const char* error;
   } kCases[] = {
       {"/model/type", "WordPiece", "WordPiece"},
       {"/model/byte_fallback", true, "byte fallback"},
@@ -126,9 +126,9 @@ TEST(TokenizerFiles, UnsupportedKindsAreNamed) {
   for (const auto& entry : kCases) {
     json bad = good;
     bad[json::json_pointer(entry.place)] = entry.value;
-    const std::string fault = FaultOf([&] { ParseTokenizerJson(bad.dump(), "bad.json"); });
-    EXPECT_NE(fault.find(entry.fault), std::string::npos) << entry.place << ": " << fault;
-    EXPECT_NE(fault.find("bad.json"), std::string::npos) << fault;
+    const std::string error = ErrorOf([&] { ParseTokenizerJson(bad.dump(), "bad.json"); });
+    EXPECT_NE(error.find(entry.error), std::string::npos) << entry.place << ": " << error;
+    EXPECT_NE(error.find("bad.json"), std::string::npos) << error;
   }
 }
 
@@ -145,7 +145,7 @@ TEST(TokenizerFiles, MergesMayBePairsToo) {
 TEST(TokenizerFiles, SurviveTruncation) {
   const std::string full = Contents("split.json");
   for (size_t size = 0; size < full.size(); size += 61) {
-    EXPECT_NE(FaultOf([&] { ParseTokenizerJson(full.substr(0, size), "cut"); }), "") << size;
+    EXPECT_NE(ErrorOf([&] { ParseTokenizerJson(full.substr(0, size), "cut"); }), "") << size;
   }
   const std::string vocabulary = Contents("gpt2/vocab.json");
   const std::string merges = Contents("gpt2/merges.txt");
@@ -154,7 +154,7 @@ TEST(TokenizerFiles, SurviveTruncation) {
         [&] { return ParseGpt2Files(vocabulary, merges.substr(0, size), "cut"); });
   }
   for (size_t size = 0; size + 1 < vocabulary.size(); size += 61) {
-    EXPECT_NE(FaultOf([&] { ParseGpt2Files(vocabulary.substr(0, size), merges, "cut"); }), "");
+    EXPECT_NE(ErrorOf([&] { ParseGpt2Files(vocabulary.substr(0, size), merges, "cut"); }), "");
   }
 }
 
@@ -195,8 +195,8 @@ TEST(TokenizerFiles, SurviveValuesOfOtherTypes) {
 }
 
 TEST(TokenizerFiles, SurviveDeepNesting) {
-  EXPECT_NE(FaultOf([] { ParseTokenizerJson(std::string(1'000'000, '['), "deep"); }), "");
-  EXPECT_NE(FaultOf([] {
+  EXPECT_NE(ErrorOf([] { ParseTokenizerJson(std::string(1'000'000, '['), "deep"); }), "");
+  EXPECT_NE(ErrorOf([] {
               ParseTokenizerJson(std::string(1'000'000, '[') + std::string(1'000'000, ']'), "deep");
             }),
             "");

@@ -35,7 +35,7 @@ class AccumulationTest : public ModelTest {
   }
 };
 
-// Without balance losses the split is exact to rounding, also where counted tokens differ.
+// Without load-balancing losses the split is exact to rounding, also where counted tokens differ.
 TEST_P(AccumulationTest, FourMicroBatchesEqualOneBatch) {
   ModelConfig config = SmallConfig();
   config.router.aux_coefficient = config.router.z_coefficient = 0;
@@ -86,8 +86,8 @@ TEST_P(AccumulationTest, TogetherEqualsOneAfterAnother) {
   }
 }
 
-// Balance losses are means within a micro-batch, averaged over micro-batches: four times the same
-// micro-batch is that micro-batch.
+// Load-balancing losses are means within a micro-batch, averaged over micro-batches: four times the
+// same micro-batch is that micro-batch.
 TEST_P(AccumulationTest, BalanceIsAveragedOverMicroBatches) {
   ModelConfig config = SmallConfig();
   config.router.aux_coefficient = 1;

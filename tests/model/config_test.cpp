@@ -19,14 +19,14 @@ std::string MessageOf(const std::function<void()>& action) {
   return "no error";
 }
 
-struct Fault {
+struct Wrong {
   void (*change)(ModelConfig& config);
   const char* message;
 };
 
 TEST(ModelConfigTest, ImpossibleModelsNameTheKey) {
   SmallConfig().Check();
-  constexpr Fault kFaults[] = {
+  constexpr Fault kWrong[] = {
       {[](ModelConfig& c) { c.kv_heads = 3; },
        "model.kv_heads = 3 does not divide model.heads = 4"},
       {[](ModelConfig& c) { c.kv_heads = 8; },
@@ -73,14 +73,14 @@ TEST(ModelConfigTest, ImpossibleModelsNameTheKey) {
       {[](ModelConfig& c) { c.weight_dtype = DType::kI32; },
        "training.precision = \"i32\" is not one of f32, bf16"},
   };
-  for (const Fault& fault : kFaults) {
+  for (const Wrong& wrong : kWrong) {
     ModelConfig config = SmallConfig();
-    fault.change(config);
-    EXPECT_EQ(MessageOf([&] { config.Check(); }), fault.message);
+    wrong.change(config);
+    EXPECT_EQ(MessageOf([&] { config.Check(); }), wrong.message);
     // And before anything is allocated.
     Arena arena = Arena::Dry();
     ReferenceBackend backend(arena);
-    EXPECT_EQ(MessageOf([&] { Model model(config, backend); }), fault.message);
+    EXPECT_EQ(MessageOf([&] { Model model(config, backend); }), wrong.message);
     EXPECT_EQ(arena.ledger().total_bytes, 0);
   }
 }
@@ -151,7 +151,7 @@ TEST(ModelSizeTest, DeclaredParametersAreTheModels) {
     }
     EXPECT_EQ(count, SizeOf(config).parameters);
     EXPECT_EQ(model->Find("tok_emb.weight").contributions, tied ? 2 : 1);
-    const Parameter& expert = model->Find("layers.1.ff.experts.4.w3.weight");
+    const Parameter& expert = model->Find("layers.1.ff.experts.4.down_proj.weight");
     EXPECT_EQ(expert.layer, 1);
     EXPECT_EQ(expert.expert, 4);
     EXPECT_EQ(expert.population, Population::kExpert);

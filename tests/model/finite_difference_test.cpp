@@ -38,7 +38,7 @@ constexpr Case kCases[] = {
     {"NoisyRouter", [](ModelConfig& config) { config.router.noise_scale = 0.5f; }, true},
     {"IgnoredTargets", [](ModelConfig&) {}, false, 5},
     // With no token loss all of the gradient is the router's: it must reach the router's inputs.
-    {"BalanceLossAlone",
+    {"LoadBalancingLossAlone",
      [](ModelConfig& config) {
        config.router.aux_coefficient = 1;
        config.router.z_coefficient = 0.1f;

@@ -160,7 +160,7 @@ class TestModel {
   }
 
   // All parameters N(0, deviation^2), router included; norm weights around 1.
-  void Randomize(uint64_t seed, double deviation) {
+  void Randomize(uint64_t seed, double stddev) {
     for (Parameter& parameter : model_.parameters()) {
       for (int64_t i = 0; i < parameter.value.size(); ++i) {
         const double noise = deviation * RandomNormal(MixKeys(seed, parameter.id), i);

@@ -10,7 +10,7 @@ ModelConfig Config() {
   config.vocab_size = 501;  // an odd number of elements, some thousands
   config.width = 36;
   config.norm = NormKind::kLayerNorm;
-  config.init_deviation = 0.05f;
+  config.init_std = 0.05f;
   config.heads = 6;
   config.kv_heads = 3;
   return config;
@@ -24,9 +24,9 @@ Moments MomentsOf(const TensorView& value) {
   for (int64_t i = 0; i < value.size(); ++i) moments.mean += ElementAt(value, i) / value.size();
   for (int64_t i = 0; i < value.size(); ++i) {
     const double centered = ElementAt(value, i) - moments.mean;
-    moments.deviation += centered * centered / value.size();
+    moments.stddev += centered * centered / value.size();
   }
-  moments.deviation = std::sqrt(moments.deviation);
+  moments.stddev = std::sqrt(moments.stddev);
   return moments;
 }
 
@@ -35,8 +35,9 @@ TEST(InitializeTest, DistributionOfEveryParameter) {
   model->Initialize(7);
   for (const Parameter& parameter : model->parameters()) {
     const Moments moments = MomentsOf(parameter.value);
-    double deviation = 0.05, mean = 0;
-    if (parameter.name.ends_with("out_proj.weight") || parameter.name.ends_with("w3.weight")) {
+    double stddev = 0.05, mean = 0;
+    if (parameter.name.ends_with("out_proj.weight") ||
+        parameter.name.ends_with("down_proj.weight")) {
       deviation = 0.05 / 2;  // / sqrt(2 * layers)
     }
     if (parameter.population == Population::kRouter) deviation = 0;
@@ -47,7 +48,7 @@ TEST(InitializeTest, DistributionOfEveryParameter) {
     // Five standard errors, and the rounding of the sums.
     const double count = static_cast<double>(parameter.value.size());
     EXPECT_NEAR(moments.mean, mean, 1e-12 + 5 * deviation / std::sqrt(count)) << parameter.name;
-    EXPECT_NEAR(moments.deviation, deviation, 1e-12 + 5 * deviation / std::sqrt(2 * count))
+    EXPECT_NEAR(moments.stddev, deviation, 1e-12 + 5 * deviation / std::sqrt(2 * count))
         << parameter.name;
   }
   // A normal distribution has a kurtosis of 3, with a standard error of sqrt(24 / n).
@@ -55,7 +56,7 @@ TEST(InitializeTest, DistributionOfEveryParameter) {
   const Moments moments = MomentsOf(table);
   double kurtosis = 0;
   for (int64_t i = 0; i < table.size(); ++i) {
-    kurtosis += std::pow((ElementAt(table, i) - moments.mean) / moments.deviation, 4) /
+    kurtosis += std::pow((ElementAt(table, i) - moments.mean) / moments.stddev, 4) /
                 static_cast<double>(table.size());
   }
   EXPECT_NEAR(kurtosis, 3, 5 * std::sqrt(24.0 / static_cast<double>(table.size())));
@@ -71,10 +72,11 @@ TEST(InitializeTest, DependsOnSeedAndParameterButNotOnThreads) {
     const TensorView value = model.Value(name);
     return std::vector<std::byte>(value.data, value.data + value.bytes());
   };
-  const std::string w1 = "layers.1.ff.experts.0.w1.weight", w2 = "layers.1.ff.experts.0.w2.weight";
+  const std::string gate_proj = "layers.1.ff.experts.0.gate_proj.weight",
+                    up_proj = "layers.1.ff.experts.0.up_proj.weight";
   EXPECT_EQ(bytes_of(1, "tok_emb.weight", 1), bytes_of(1, "tok_emb.weight", 3));
-  EXPECT_NE(bytes_of(1, w1, 1), bytes_of(2, w1, 1));
-  EXPECT_NE(bytes_of(1, w1, 1), bytes_of(1, w2, 1));
+  EXPECT_NE(bytes_of(1, gate_proj, 1), bytes_of(2, gate_proj, 1));
+  EXPECT_NE(bytes_of(1, gate_proj, 1), bytes_of(1, up_proj, 1));
 }
 
 TEST(InitializeTest, BFloat16IsTheFloat32Rounded) {

@@ -48,19 +48,19 @@ int64_t Sum(const std::vector<int64_t>& counts) {
 // The feed-forward of a row y[D] by formula, for expert prefix "layers.0.ff.experts.E".
 std::vector<double> ExpertOutput(TestModel& model, const std::string& prefix,
                                  const std::vector<double>& y) {
-  const TensorView w1 = model.Value(prefix + ".w1.weight");
-  const TensorView w2 = model.Value(prefix + ".w2.weight");
-  const TensorView w3 = model.Value(prefix + ".w3.weight");
-  const int64_t width = w1.columns(), ffn_width = w1.rows();
+  const TensorView gate_proj = model.Value(prefix + ".gate_proj.weight");
+  const TensorView up_proj = model.Value(prefix + ".up_proj.weight");
+  const TensorView down_proj = model.Value(prefix + ".down_proj.weight");
+  const int64_t width = gate_proj.columns(), ffn_width = gate_proj.rows();
   std::vector<double> out(width);
   for (int64_t f = 0; f < ffn_width; ++f) {
     double gate = 0, up = 0;
     for (int64_t d = 0; d < width; ++d) {
-      gate += ElementAt(w1, f * width + d) * y[d];
-      up += ElementAt(w2, f * width + d) * y[d];
+      gate += ElementAt(gate_proj, f * width + d) * y[d];
+      up += ElementAt(up_proj, f * width + d) * y[d];
     }
     const double h = gate / (1 + std::exp(-gate)) * up;
-    for (int64_t d = 0; d < width; ++d) out[d] += ElementAt(w3, d * ffn_width + f) * h;
+    for (int64_t d = 0; d < width; ++d) out[d] += ElementAt(down_proj, d * ffn_width + f) * h;
   }
   return out;
 }

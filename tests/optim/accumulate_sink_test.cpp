@@ -109,7 +109,7 @@ TEST_F(AccumulateSinkTest, SumsContributionsAndReplacesTheLastStep) {
     EXPECT_EQ(result.gradient_scale, 1);
     EXPECT_EQ(result.updated_tensors, 5);
     EXPECT_EQ(result.skipped_tensors, 0);
-    EXPECT_EQ(result.fault, nullptr);
+    EXPECT_EQ(result.not_finite, nullptr);
     // Factored columns of the experts.
     EXPECT_EQ(result.reports[static_cast<int>(Population::kExpert)].entries, 3 * 8);
     EXPECT_EQ(optimizer_->steps()[0], step + 1);
@@ -181,7 +181,7 @@ TEST_F(AccumulateSinkTest, AllExpertsIdle) {
   sink.BeginStep(1, kRate);
   Pass(1, {0, 1, 2});
   const StepResult result = sink.Finish();
-  EXPECT_EQ(result.fault, nullptr);
+  EXPECT_EQ(result.not_finite, nullptr);
   EXPECT_EQ(result.skipped_tensors, 3);
   EXPECT_DOUBLE_EQ(result.gradient_norm, std::sqrt(168));
 }
@@ -254,8 +254,8 @@ TEST_F(AccumulateSinkTest, NonFiniteGradientsChangeNothingAndAreNamed) {
       sink.End(parameters_[id], slot);
     }
     const StepResult result = sink.Finish();
-    ASSERT_NE(result.fault, nullptr);
-    EXPECT_EQ(result.fault->name, "expert.0");
+    ASSERT_NE(result.not_finite, nullptr);
+    EXPECT_EQ(result.not_finite->name, "expert.0");
     EXPECT_FALSE(std::isfinite(result.gradient_norm));
     EXPECT_EQ(result.updated_tensors, 0);
     EXPECT_EQ(Weights(), before);
@@ -281,7 +281,7 @@ TEST_F(AccumulateSinkTest, DryRunsCountStepsOnly) {
     for (int i = 0; i < parameter.contributions; ++i) sink.End(parameter, sink.Begin(parameter));
   }
   const StepResult result = sink.Finish();
-  EXPECT_EQ(result.fault, nullptr);
+  EXPECT_EQ(result.not_finite, nullptr);
   EXPECT_EQ(result.updated_tensors, 5);
 }
 

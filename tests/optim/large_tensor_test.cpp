@@ -10,7 +10,7 @@
 
 #include "optim/clipping.h"
 #include "optim/kernels/blocks.h"
-#include "optim/kernels/coded_adamw.h"
+#include "optim/kernels/quantized_adamw.h"
 #include "optim/rules/rules.h"
 
 namespace terrace {
@@ -178,7 +178,7 @@ TEST(LargeTensorTest, EightBitMomentsReachTheLastElement) {
                                 .inverse_correction = 1 / std::sqrt(0.001f),
                                 .eps = 1e-8f};
   const int64_t begin = kSize / kernels::kStripe * kernels::kStripe - kernels::kStripe;
-  kernels::CodedAdamWUpdate(weight.view(), gradient.view(), first, last, step, begin, kSize, 1);
+  kernels::QuantizedAdamWUpdate(weight.view(), gradient.view(), first, last, step, begin, kSize, 1);
   EXPECT_GT(first_scales.back(), 0);
   EXPECT_GT(second_scales.back(), 0);
   EXPECT_EQ(first_scales[scales[0] - 3], 0);

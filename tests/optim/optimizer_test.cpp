@@ -40,7 +40,7 @@ Parameters LargeModel() {
     Add(parameters, "out", kAttention, {kWidth, kWidth});
     const int experts = layer == 0 ? 1 : 128;
     for (int expert = 0; expert < experts; ++expert) {
-      for (const char* name : {"w1", "w2", "w3"}) {
+      for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
         Add(parameters, name, layer == 0 ? kDenseFfn : kExpert, {4096, kWidth});
       }
     }
@@ -116,7 +116,7 @@ std::string MessageOf(const Policy& policy) {
   return "";
 }
 
-TEST(PolicyTest, FaultsNameThePopulation) {
+TEST(PolicyTest, ErrorsNameThePopulation) {
   EXPECT_EQ(MessageOf(PolicyNamed("skewadam")), "");
   Policy policy = PolicyNamed("skewadam");
   std::erase_if(policy.entries,

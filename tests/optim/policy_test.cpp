@@ -66,7 +66,7 @@ TEST(SettingsReaderTest, ReadsEveryKindAndCompletesTheRest) {
   EXPECT_EQ(TextOf(Settings{}), "{}");
 }
 
-TEST(SettingsReaderTest, FaultsNameKeyAndValue) {
+TEST(SettingsReaderTest, ErrorsNameKeyAndValue) {
   const auto message = [](const char* key, const SettingValue& value) {
     return MessageOf([&] {
       const Settings settings = {{key, value}};

@@ -1,5 +1,5 @@
 // Trajectories of reference implementations (optimizers.json), and that the comparison would
-// notice subtle faults.
+// notice subtle errors.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -78,10 +78,10 @@ double LargestDifference(const Case& c, const std::vector<std::vector<double>>& 
   return largest;
 }
 
-double DifferenceOfPlainRule(const Case& c, Fault fault) {
+double DifferenceOfPlainRule(const Case& c, Mutation mutation) {
   const int64_t rows = c.shape[0];
   PlainRule rule(c.rule == "adamw", c.settings, c.learning_rate, rows, c.shape.size() / rows,
-                 c.Factored(), fault);
+                 c.Factored(), mutation);
   std::vector<double> w(c.initial.begin(), c.initial.end());
   std::vector<std::vector<double>> trajectory;
   for (const std::vector<float>& gradient : c.gradients) {
@@ -108,7 +108,7 @@ TEST(ReferenceTest, TrajectoriesMatch) {
     }
     ASSERT_EQ(trajectory.size(), c.weights.size());
     EXPECT_LE(LargestDifference(c, trajectory), kTolerance);
-    EXPECT_LE(DifferenceOfPlainRule(c, Fault::kNone), kTolerance);
+    EXPECT_LE(DifferenceOfPlainRule(c, Mutation::kNone), kTolerance);
   }
   EXPECT_EQ(seen.size(), 14u);  // 3 tiers x 2 shapes x 2 scales, adamw x 2 shapes
 }
@@ -116,14 +116,14 @@ TEST(ReferenceTest, TrajectoriesMatch) {
 TEST(ReferenceTest, ToleranceSeesDecayAfterUpdate) {
   for (const Case& c : ReadCases()) {
     if (c.gradient_scale != 1) continue;
-    EXPECT_GT(DifferenceOfPlainRule(c, Fault::kDecayAfterUpdate), 4 * kTolerance) << c.label;
+    EXPECT_GT(DifferenceOfPlainRule(c, Mutation::kDecayAfterUpdate), 4 * kTolerance) << c.label;
   }
 }
 
 TEST(ReferenceTest, ToleranceSeesAddedEps) {
   for (const Case& c : ReadCases()) {
     if (c.rule != "skewadam" || c.gradient_scale == 1) continue;
-    EXPECT_GT(DifferenceOfPlainRule(c, Fault::kAddedEps), 4 * kTolerance) << c.label;
+    EXPECT_GT(DifferenceOfPlainRule(c, Mutation::kAddedEps), 4 * kTolerance) << c.label;
   }
 }
 

@@ -66,7 +66,7 @@ inline std::vector<float> ValuesOf(TensorView view) {
 }
 
 // Uniform with mean 0, rounded to what bfloat16 holds so that both dtypes can start alike.
-inline std::vector<float> RandomValues(int64_t size, double deviation, uint64_t key) {
+inline std::vector<float> RandomValues(int64_t size, double stddev, uint64_t key) {
   std::vector<float> values(size);
   const double width = deviation * std::sqrt(12.0);
   for (int64_t i = 0; i < size; ++i) {
@@ -139,21 +139,21 @@ class RuleBench {
   StepContext context_;
 };
 
-// Faults that parity tests must be able to see.
-enum class Fault { kNone, kDecayAfterUpdate, kAddedEps };
+// Errors that parity tests must be able to see.
+enum class Mutation { kNone, kDecayAfterUpdate, kAddedEps };
 
 // The formulas of rules/skewadam.cpp and rules/adamw.cpp, in double.
 class PlainRule {
  public:
   PlainRule(bool adamw, const RuleSettings& settings, double learning_rate, int64_t rows,
-            int64_t columns, bool factored, Fault fault = Fault::kNone)
+            int64_t columns, bool factored, Mutation mutation = Mutation::kNone)
       : adamw_(adamw),
         s_(settings),
         lr_(learning_rate),
         rows_(rows),
         columns_(columns),
         factored_(factored),
-        fault_(fault),
+        mutation_(mutation),
         m_(rows * columns),
         v_(rows * columns),
         vr_(rows),
@@ -163,7 +163,7 @@ class PlainRule {
     ++step_;
     const int64_t size = rows_ * columns_;
     const double keep = 1 - lr_ * s_.weight_decay;
-    if (fault_ != Fault::kDecayAfterUpdate) Scale(w, keep);
+    if (mutation_ != Mutation::kDecayAfterUpdate) Scale(w, keep);
 
     const std::vector<double> denominator = Denominators(g);
     const double b1 = 1 - std::pow(s_.beta1, step_);
@@ -182,7 +182,7 @@ class PlainRule {
     const double rms = std::sqrt(squares / static_cast<double>(size));
     const double clip = s_.rms_clip > 0 ? std::max(1.0, rms / s_.rms_clip) : 1;
     for (int64_t i = 0; i < size; ++i) w[i] -= lr_ * u[i] / clip;
-    if (fault_ == Fault::kDecayAfterUpdate) Scale(w, keep);
+    if (mutation_ == Mutation::kDecayAfterUpdate) Scale(w, keep);
   }
 
  private:
@@ -193,7 +193,7 @@ class PlainRule {
   // sqrt of v, above the floor.
   double Root(double v, double eps) const {
     if (adamw_) return std::sqrt(v);
-    return fault_ == Fault::kAddedEps ? std::sqrt(v) + eps : std::sqrt(std::max(v, eps));
+    return mutation_ == Mutation::kAddedEps ? std::sqrt(v) + eps : std::sqrt(std::max(v, eps));
   }
 
   static double Mean(const std::vector<double>& v) {
@@ -239,7 +239,7 @@ class PlainRule {
   int64_t rows_;
   int64_t columns_;
   bool factored_;
-  Fault fault_;
+  Mutation mutation_;
   int step_ = 0;
   std::vector<double> m_, v_, vr_, vc_;
 };

@@ -61,7 +61,7 @@ TEST(ScheduleTest, EdgesWithoutDivisionByZero) {
   EXPECT_EQ(StepsOfFraction(0.03, 50), 2);
 }
 
-TEST(ScheduleTest, NamesTheValueAtFault) {
+TEST(ScheduleTest, NamesTheWrongValue) {
   const auto message = [](const Schedule& schedule) -> std::string {
     try {
       schedule.Check();

@@ -26,8 +26,8 @@ Subject Preset110m(std::vector<std::string> assignments = {}) {
   return LoadSubject("moe-110m", "", std::move(assignments));
 }
 
-std::string ForeignPath(const std::string& name) {
-  return (TestData() / "foreign" / (name + ".json")).string();
+std::string HuggingFacePath(const std::string& name) {
+  return (TestData() / "hugging_face" / (name + ".json")).string();
 }
 
 TEST(AdviceTest, SuggestionsFitWhenPlanned) {
@@ -126,8 +126,8 @@ TEST(AdviceTest, KeepsOtherSettingsOfAPopulation) {
 }
 
 TEST(DenseTest, MatchesParameters) {
-  for (const Subject& subject : {Preset110m(), LoadSubject(ForeignPath("deepseek-v3"), "", {}),
-                                 LoadSubject(ForeignPath("qwen3-30b-a3b"), "", {})}) {
+  for (const Subject& subject : {Preset110m(), LoadSubject(HuggingFacePath("deepseek-v3"), "", {}),
+                                 LoadSubject(HuggingFacePath("qwen3-30b-a3b"), "", {})}) {
     const ModelSize size = subject.size();
     const std::vector<DenseModel> models = DenseModelsOf(subject);
     ASSERT_EQ(models.size(), 3u);
@@ -158,14 +158,14 @@ TEST(LargestTest, FitsAndOneMoreLayerDoesNot) {
   ++more.model.layers;
   EXPECT_GT(PlanTraining(more).total_peak_bytes, budget);
   EXPECT_FALSE(LargestThatFits(subject, 1 << 20).memory);
-  EXPECT_THROW(LargestThatFits(LoadSubject(ForeignPath("olmoe-1b-7b"), "", {}), budget), Error);
+  EXPECT_THROW(LargestThatFits(LoadSubject(HuggingFacePath("olmoe-1b-7b"), "", {}), budget), Error);
 }
 
 TEST(ReportTest, TextFitsAHundredColumns) {
   for (const Subject& subject :
        {Preset110m({"optimizer.policy=adamw"}), LoadSubject("skewadam-6.78b", "lion", {}),
-        LoadSubject(ForeignPath("deepseek-v3"), "", {}),
-        LoadSubject(ForeignPath("mixtral-8x7b"), "", {"model.layers=2"})}) {
+        LoadSubject(HuggingFacePath("deepseek-v3"), "", {}),
+        LoadSubject(HuggingFacePath("mixtral-8x7b"), "", {"model.layers=2"})}) {
     std::istringstream text(ToText(MakeReport(subject, int64_t{1} << 30)));
     for (std::string line; std::getline(text, line);) {
       if (line.find("--set") != std::string::npos) continue;  // one long flag is not split
@@ -227,7 +227,7 @@ TEST(ReportTest, CountsGradientBuffersThatStay) {
   EXPECT_THAT(ToText(own), HasSubstr("beside " + BytesText(experts_bytes) + " of buffers that"));
   const auto olmoe = [&](const char* policy, const char* sink) {
     const Subject subject =
-        LoadSubject(ForeignPath("olmoe-1b-7b"), policy, {std::string("training.sink=") + sink});
+        LoadSubject(HuggingFacePath("olmoe-1b-7b"), policy, {std::string("training.sink=") + sink});
     return MakeRow(subject).memory.value().ledger.at_peak_bytes[static_cast<size_t>(
         Memory::kGradients)];
   };
@@ -237,15 +237,15 @@ TEST(ReportTest, CountsGradientBuffersThatStay) {
   EXPECT_LT(olmoe("mesh", "release"), 4 * elements + (int64_t{1} << 30));
   EXPECT_GT(olmoe("mesh-bf16-buffer", "release"), 2 * elements);
   EXPECT_LT(olmoe("mesh-bf16-buffer", "accumulate"), 2 * elements + (int64_t{4} << 30));
-  EXPECT_THAT(MakeRow(LoadSubject(ForeignPath("olmoe-1b-7b"), "mesh-layer-grouping",
+  EXPECT_THAT(MakeRow(LoadSubject(HuggingFacePath("olmoe-1b-7b"), "mesh-layer-grouping",
                                   {"training.sink=release"}))
                   .refused,
               HasSubstr("updates tensor by tensor"));
 }
 
-TEST(ReportTest, SaysWhatAForeignPlanLeavesOut) {
+TEST(ReportTest, SaysWhatAHuggingFacePlanLeavesOut) {
   const PlanReport report =
-      MakeReport(LoadSubject(ForeignPath("deepseek-v3"), "adamw", {}), int64_t{80} << 30);
+      MakeReport(LoadSubject(HuggingFacePath("deepseek-v3"), "adamw", {}), int64_t{80} << 30);
   EXPECT_THAT(ToText(report), HasSubstr("activations, scratch and alignment are left out"));
   const auto json = nlohmann::json::parse(ToJson(report));
   EXPECT_EQ(json["memory"]["activations_planned"], false);
@@ -257,7 +257,7 @@ TEST(ReportTest, SaysWhatAForeignPlanLeavesOut) {
               HasSubstr("\n\nThis engine cannot run deepseek_v3: "));
   EXPECT_THAT(ToText(MakeReport(report.subject, int64_t{80} << 40)),
               HasSubstr(" to spare for activations and scratch\n"));
-  EXPECT_THROW(LoadSubject(ForeignPath("deepseek-v3"), "", {"model.layers=3"}), Error);
+  EXPECT_THROW(LoadSubject(HuggingFacePath("deepseek-v3"), "", {"model.layers=3"}), Error);
   EXPECT_THROW(LoadSubject("no-such-preset", "", {}), Error);
 }
 

@@ -52,20 +52,20 @@ testing::AssertionResult Near(const TensorView& actual, const TensorView& expect
                               const Tolerance& tolerance) {
   if (const auto form = SameForm(actual, expected); !form) return form;
   double worst = 1;
-  int64_t faults = 0;
+  int64_t errors = 0;
   int64_t at = -1;
   for (int64_t i = 0; i < actual.size(); ++i) {
     const double excess = Excess(ElementAt(actual, i), ElementAt(expected, i), tolerance);
     if (excess <= 1) continue;
-    ++faults;
+    ++errors;
     if (excess > worst) {
       worst = excess;
       at = i;
     }
   }
-  if (faults == 0) return testing::AssertionSuccess();
+  if (errors == 0) return testing::AssertionSuccess();
   return testing::AssertionFailure()
-         << actual.name << " " << actual.shape.ToString() << ": " << faults << " of "
+         << actual.name << " " << actual.shape.ToString() << ": " << errors << " of "
          << actual.size() << " elements are off, at " << at << " " << ElementAt(actual, at)
          << " instead of " << ElementAt(expected, at) << ", " << worst << " times the tolerance";
 }

@@ -71,7 +71,7 @@ class ReferenceBackend final : public Backend {
   double SumOfSquares(TensorView x) override;
 };
 
-// Element `index` of a float tensor, widened.
+// Element `index` of a float tensor, upcast.
 double ElementAt(const TensorView& tensor, int64_t index);
 // Rounds to the tensor's dtype (to nearest).
 void SetElement(const TensorView& tensor, int64_t index, double value);

@@ -76,7 +76,7 @@ std::vector<std::pair<std::string, std::string>> RepeatableParts(const std::file
   std::istringstream lines(ReadFile(folder.metrics()));
   for (std::string line; std::getline(lines, line);) {
     nlohmann::json json = nlohmann::json::parse(line);
-    for (const char* key : {"seconds", "tokens_per_second", "flops_per_second", "share_of_peak",
+    for (const char* key : {"seconds", "tokens_per_second", "flops_per_second", "mfu",
                             "resident_bytes", "resident_peak_bytes"}) {
       json.erase(key);
     }

@@ -173,7 +173,7 @@ TEST_F(ConfigTest, APolicyFileBecomesPartOfTheConfiguration) {
   EXPECT_THROW(CheckSameRun(config, Load(good, assignments)), Error);
 }
 
-TEST_F(ConfigTest, FaultsOfAPolicyFileNameIt) {
+TEST_F(ConfigTest, ErrorsOfAPolicyFileNameIt) {
   const std::filesystem::path file = folder_ / "mine.toml";
   const auto message = [&](std::string_view policy, std::string_view more = "") {
     std::ofstream(file) << policy;

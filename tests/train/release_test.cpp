@@ -165,7 +165,8 @@ TEST_F(ReleaseTest, RefusesPoliciesThatUpdateTensorsTogether) {
 
 // Two passes find it before any update.
 TEST_F(ReleaseTest, AGradientThatIsNotFiniteChangesNothingUnderTheGlobalNorm) {
-  for (const char* name : {"layers.0.attn.v_proj.weight", "layers.1.ff.experts.1.w1.weight"}) {
+  for (const char* name :
+       {"layers.0.attn.v_proj.weight", "layers.1.ff.experts.1.gate_proj.weight"}) {
     Trained trained({"skewadam", {}, 2}, true);
     trained.Step(1);
     trained.model->Find(name).value.as<float>()[3] = std::numeric_limits<float>::infinity();

@@ -63,8 +63,8 @@ RunConfig Config() {
   return config;
 }
 
-// Without balance losses, which are means within a micro-batch (see below), the gradient does not
-// depend on how a step is cut.
+// Without load-balancing losses, which are means within a micro-batch (see below), the gradient
+// does not depend on how a step is cut.
 TEST(StepTest, FourMicroBatchesAreOneBatch) {
   RunConfig config = Config();
   config.model.router.aux_coefficient = 0;
@@ -93,8 +93,8 @@ TEST(StepTest, FourMicroBatchesAreOneBatch) {
   }
 }
 
-// Balance losses are means within each micro-batch, averaged over them.
-TEST(StepTest, BalanceLossesAreAveragedOverMicroBatches) {
+// Load-balancing losses are means within each micro-batch, averaged over them.
+TEST(StepTest, LoadBalancingLossesAreAveragedOverMicroBatches) {
   Fixture fixture(Config());
   const std::vector<MicroBatch> batches = fixture.Batches(4, 2);
   double aux_loss = 0, z_loss = 0;

@@ -248,7 +248,8 @@ TEST_F(TrainerTest, AUserPolicyTrainsAndResumes) {
   EXPECT_EQ(FindStoredModel(folder_ / "halves").config.policy, config_.policy);
 
   const std::string state = ReadFile(folder_ / "halves/checkpoints/step-4/optimizer.safetensors");
-  EXPECT_THAT(state, HasSubstr("layers.1.ff.experts.2.w1.weight.momentum\":{\"data_offsets\""));
+  EXPECT_THAT(state,
+              HasSubstr("layers.1.ff.experts.2.gate_proj.weight.momentum\":{\"data_offsets\""));
   EXPECT_THAT(state, HasSubstr("BF16"));
 
   // The file is back, but says something else.
@@ -272,15 +273,16 @@ TEST_F(TrainerTest, ALossThatIsNotFiniteStopsWithStepAndTensor) {
     Optimizer optimizer(PolicyOf(config_), model.parameters(), arena, 1);
     LoadModel(checkpoint, model);
     RunState state = LoadState(checkpoint, model, optimizer);
-    model.Find("layers.1.ff.experts.2.w1.weight").value.as<float>()[5] =
+    model.Find("layers.1.ff.experts.2.gate_proj.weight").value.as<float>()[5] =
         std::numeric_limits<float>::quiet_NaN();
     state.step = 4;
     SaveCheckpoint(folder_ / "run/checkpoints", 9, config, state, model, optimizer);
   }
   const std::string message = MessageOfRun(folder_ / "run", true);
-  EXPECT_THAT(message,
-              ::testing::AllOf(HasSubstr("step 5: "),
-                               HasSubstr("is not finite, first layers.1.ff.experts.2.w1.weight")));
+  EXPECT_THAT(
+      message,
+      ::testing::AllOf(HasSubstr("step 5: "),
+                       HasSubstr("is not finite, first layers.1.ff.experts.2.gate_proj.weight")));
   EXPECT_THAT(message, HasSubstr("the last good checkpoint is "));
   EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints/step-5"));
   EXPECT_TRUE(fs::exists(checkpoint));

@@ -252,10 +252,10 @@ void CpuBackend::Attention(const AttentionShape& shape, TensorView q, TensorView
   CheckAttention(shape, q, k, v);
   const Arena::Frame frame(arena());
   if (q.dtype == DType::kBF16 && !matmul_->HasBF16()) {
-    const auto widen = [&](TensorView view) {
+    const auto upcast = [&](TensorView view) {
       return arena().Allocate(Memory::kScratch, DType::kF32, view.shape, view.name);
     };
-    const TensorView wide[] = {widen(q), widen(k), widen(v), widen(out)};
+    const TensorView wide[] = {upcast(q), upcast(k), upcast(v), upcast(out)};
     Copy(q, wide[0]);
     Copy(k, wide[1]);
     Copy(v, wide[2]);
@@ -296,21 +296,21 @@ void CpuBackend::AttentionBackward(const AttentionShape& shape, TensorView q, Te
                 shape.key_length);
   const Arena::Frame frame(arena());
   if (q.dtype == DType::kBF16 && !matmul_->HasBF16()) {
-    const auto widen = [&](TensorView view) {
+    const auto upcast = [&](TensorView view) {
       return arena().Allocate(Memory::kScratch, DType::kF32, view.shape, view.name);
     };
     const TensorView narrow[] = {q, k, v, out, dout};
     TensorView wide[5];
     for (int i = 0; i < 5; ++i) {
-      wide[i] = widen(narrow[i]);
+      wide[i] = upcast(narrow[i]);
       Copy(narrow[i], wide[i]);
     }
-    const TensorView wide_dq = widen(dq), wide_dk = widen(dk), wide_dv = widen(dv);
-    AttentionBackward(shape, wide[0], wide[1], wide[2], wide[3], log_sums, wide[4], wide_dq,
-                      wide_dk, wide_dv);
-    Copy(wide_dq, dq);
-    Copy(wide_dk, dk);
-    Copy(wide_dv, dv);
+    const TensorView upcast_dq = upcast(dq), upcast_dk = upcast(dk), upcast_dv = upcast(dv);
+    AttentionBackward(shape, wide[0], wide[1], wide[2], wide[3], log_sums, wide[4], upcast_dq,
+                      upcast_dk, upcast_dv);
+    Copy(upcast_dq, dq);
+    Copy(upcast_dk, dk);
+    Copy(upcast_dv, dv);
     return;
   }
 

@@ -42,7 +42,7 @@ double CpuBackend::HeadLoss(TensorView x, TensorView w, TensorView targets, floa
   const int64_t chunk = ChunkTokens(tokens, vocabulary);
   const TensorView logits =
       arena().Allocate(Memory::kScratch, DType::kF32, {chunk, vocabulary}, "head.logits");
-  // The gradient of the logits, in the dtype of the products that use it: products that widen
+  // The gradient of the logits, in the dtype of the products that use it: products that upcast
   // their inputs take it as it is.
   TensorView dlogits = logits;
   if (gradient && x.dtype == DType::kBF16 && matmul_->HasBF16()) {

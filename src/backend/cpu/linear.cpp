@@ -19,11 +19,11 @@ constexpr int64_t kMinTaskRows = 64;
 constexpr int64_t kMaxTaskRows = 1024;
 // Rows of a grouped product's task: small enough to spread one crowded expert over threads.
 constexpr int64_t kMaxGroupedTaskRows = 512;
-// Tokens that are widened to float32 at a time where a product needs it.
-constexpr int64_t kWidenedRows = 256;
+// Tokens that are upcast to float32 at a time where a product needs it.
+constexpr int64_t kUpcastRows = 256;
 // The same of weights and their gradients, in bytes of float32: a slice stays in cache between
-// being widened and being used.
-constexpr int64_t kWidenedBytes = int64_t{8} << 20;
+// being upcast and being used.
+constexpr int64_t kUpcastBytes = int64_t{8} << 20;
 // Longest sum over tokens for which scratch is sampled; see Matmul::ScratchBound.
 constexpr int64_t kSampledTokens = int64_t{1} << 16;
 
@@ -38,7 +38,7 @@ Operand OperandOf(TensorView view, bool transposed = false) {
 // Rows of a weight that are in float32 at the same time.
 int64_t SliceRows(TensorView w) {
   if (w.dtype == DType::kF32) return w.rows();
-  const int64_t fitting = kWidenedBytes / (w.columns() * BytesOf(DType::kF32));
+  const int64_t fitting = kUpcastBytes / (w.columns() * BytesOf(DType::kF32));
   return std::min(w.rows(), std::max<int64_t>(fitting, 1));
 }
 
@@ -109,66 +109,66 @@ void CheckRowProducts(const RowProducts& products) {
 }
 
 // Room for `shape` in float32 where `like` is of another dtype.
-TensorView WideScratch(Arena& arena, TensorView like, Shape shape, const char* name) {
+TensorView UpcastScratch(Arena& arena, TensorView like, Shape shape, const char* name) {
   if (like.dtype == DType::kF32) return {};
   return arena.Allocate(Memory::kScratch, DType::kF32, shape, name);
 }
 
 // A view in float32, or in place of another the room for its copy.
-TensorView Widest(TensorView view, TensorView wide) { return wide.empty() ? view : wide; }
+TensorView UpcastView(TensorView view, TensorView wide) { return wide.empty() ? view : wide; }
 
 // `rows` in float32 already, or the room for their copy at the start of `wide`.
-TensorView WideRows(TensorView rows, TensorView wide) {
+TensorView UpcastRows(TensorView rows, TensorView wide) {
   return wide.empty() ? rows : wide.Rows(0, rows.rows());
 }
 
 // Dtypes that oneDNN does not take as they are go through float32 copies, some rows at a time.
-void RunWidened(Backend& backend, Matmul& matmul, const RowProducts& products,
-                std::span<const Task> tasks) {
+void RunUpcast(Backend& backend, Matmul& matmul, const RowProducts& products,
+               std::span<const Task> tasks) {
   Arena& arena = backend.arena();
   const Arena::Frame frame(arena);
   const TensorView any_w = products.w[0];
   const int64_t slice_rows = SliceRows(any_w);
-  const TensorView wide_w =
-      WideScratch(arena, any_w, {slice_rows, any_w.columns()}, "linear.wide_w");
-  const TensorView wide_x =
-      WideScratch(arena, products.x, {kWidenedRows, products.in_width()}, "linear.wide_x");
-  const TensorView wide_y =
-      WideScratch(arena, products.y, {kWidenedRows, products.out_width()}, "linear.wide_y");
+  const TensorView upcast_w =
+      UpcastScratch(arena, any_w, {slice_rows, any_w.columns()}, "linear.upcast_w");
+  const TensorView upcast_x =
+      UpcastScratch(arena, products.x, {kUpcastRows, products.in_width()}, "linear.upcast_x");
+  const TensorView upcast_y =
+      UpcastScratch(arena, products.y, {kUpcastRows, products.out_width()}, "linear.upcast_y");
   int64_t bytes = 0;
   for (const int64_t rows : {slice_rows, (any_w.rows() - 1) % slice_rows + 1}) {
-    const TensorView slice = Widest(any_w, wide_w).Rows(0, rows);
+    const TensorView slice = UpcastView(any_w, upcast_w).Rows(0, rows);
     const Product largest =
-        products.OnSlice(products.On({0, 0, kWidenedRows}, Widest(products.x, wide_x), slice,
-                                     Widest(products.y, wide_y)),
+        products.OnSlice(products.On({0, 0, kUpcastRows}, UpcastView(products.x, upcast_x), slice,
+                                     UpcastView(products.y, upcast_y)),
                          0, slice);
     bytes = std::max(
-        bytes, matmul.ScratchBound(largest, Matmul::Axis::kM, kWidenedRows, /*parallel=*/true));
+        bytes, matmul.ScratchBound(largest, Matmul::Axis::kM, kUpcastRows, /*parallel=*/true));
   }
   const TensorView pad =
       arena.Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
   if (backend.dry()) return;
 
-  std::pair<int64_t, int64_t> widened{-1, -1};  // the group and first row of what is in wide_w
+  std::pair<int64_t, int64_t> upcast{-1, -1};  // the group and first row of what is in upcast_w
   for (const Task& task : tasks) {
     const TensorView weight = products.w[static_cast<size_t>(task.group)];
     const TensorView x_rows = products.x.Rows(task.first_row, task.rows);
     const TensorView y_rows = products.y.Rows(task.first_row, task.rows);
-    const TensorView x = WideRows(x_rows, wide_x);
-    const TensorView y = WideRows(y_rows, wide_y);
-    if (!wide_x.empty()) backend.Copy(x_rows, x);
-    if (!wide_y.empty() && products.add) backend.Copy(y_rows, y);
+    const TensorView x = UpcastRows(x_rows, upcast_x);
+    const TensorView y = UpcastRows(y_rows, upcast_y);
+    if (!upcast_x.empty()) backend.Copy(x_rows, x);
+    if (!upcast_y.empty() && products.add) backend.Copy(y_rows, y);
     for (int64_t first = 0; first < weight.rows(); first += slice_rows) {
       const TensorView rows = weight.Rows(first, std::min(slice_rows, weight.rows() - first));
-      const TensorView slice = WideRows(rows, wide_w);
-      if (!wide_w.empty() && widened != std::pair(task.group, first)) {
+      const TensorView slice = UpcastRows(rows, upcast_w);
+      if (!upcast_w.empty() && upcast != std::pair(task.group, first)) {
         backend.Copy(rows, slice);
-        widened = {task.group, first};
+        upcast = {task.group, first};
       }
       matmul.Run(products.OnSlice(products.On(task, x, slice, y), first, slice),
                  /*parallel=*/true, pad.data, pad.bytes());
     }
-    if (!wide_y.empty()) backend.Copy(y, y_rows);
+    if (!upcast_y.empty()) backend.Copy(y, y_rows);
   }
 }
 
@@ -193,13 +193,16 @@ void RunTasks(Backend& backend, Matmul& matmul, const RowProducts& products,
 }
 
 // dw (+)= dy^T * x, some tokens and some rows of dw at a time.
-void RunWidenedWeight(Backend& backend, Matmul& matmul, TensorView dy, TensorView x, TensorView dw,
-                      bool add) {
+void RunUpcastWeight(Backend& backend, Matmul& matmul, TensorView dy, TensorView x, TensorView dw,
+                     bool add) {
   Arena& arena = backend.arena();
-  const TensorView wide_dy = WideScratch(arena, dy, {kWidenedRows, dy.columns()}, "linear.wide_dy");
-  const TensorView wide_x = WideScratch(arena, x, {kWidenedRows, x.columns()}, "linear.wide_x");
+  const TensorView upcast_dy =
+      UpcastScratch(arena, dy, {kUpcastRows, dy.columns()}, "linear.upcast_dy");
+  const TensorView upcast_x =
+      UpcastScratch(arena, x, {kUpcastRows, x.columns()}, "linear.upcast_x");
   const int64_t slice_rows = SliceRows(dw);
-  const TensorView wide_dw = WideScratch(arena, dw, {slice_rows, dw.columns()}, "linear.wide_dw");
+  const TensorView upcast_dw =
+      UpcastScratch(arena, dw, {slice_rows, dw.columns()}, "linear.upcast_dw");
   const auto product = [&](TensorView dy_tokens, int64_t first, TensorView x_tokens,
                            TensorView slice) {
     Operand columns = OperandOf(dy_tokens, /*transposed=*/true);
@@ -215,36 +218,36 @@ void RunWidenedWeight(Backend& backend, Matmul& matmul, TensorView dy, TensorVie
   };
   int64_t bytes = 0;
   for (const int64_t rows : {slice_rows, (dw.rows() - 1) % slice_rows + 1}) {
-    Product largest =
-        product(Widest(dy, wide_dy), 0, Widest(x, wide_x), Widest(dw, wide_dw).Rows(0, rows));
-    largest.k = kWidenedRows;
+    Product largest = product(UpcastView(dy, upcast_dy), 0, UpcastView(x, upcast_x),
+                              UpcastView(dw, upcast_dw).Rows(0, rows));
+    largest.k = kUpcastRows;
     bytes = std::max(bytes, matmul.ScratchBytes(largest, /*parallel=*/true));
   }
   const TensorView pad =
       arena.Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
   if (backend.dry()) return;
 
-  const auto widened = [&](TensorView view, int64_t first, int64_t count, TensorView wide) {
+  const auto upcast = [&](TensorView view, int64_t first, int64_t count, TensorView wide) {
     const TensorView rows = view.Rows(first, count);
-    const TensorView copy = WideRows(rows, wide);
+    const TensorView copy = UpcastRows(rows, wide);
     if (!wide.empty()) backend.Copy(rows, copy);
     return copy;
   };
   for (int64_t row = 0; row < dw.rows(); row += slice_rows) {
     const TensorView target = dw.Rows(row, std::min(slice_rows, dw.rows() - row));
-    const TensorView slice = WideRows(target, wide_dw);
+    const TensorView slice = UpcastRows(target, upcast_dw);
     if (!add) {
       backend.Zero(slice);
-    } else if (!wide_dw.empty()) {
+    } else if (!upcast_dw.empty()) {
       backend.Copy(target, slice);
     }
-    for (int64_t token = 0; token < dy.rows(); token += kWidenedRows) {
-      const int64_t tokens = std::min(kWidenedRows, dy.rows() - token);
-      matmul.Run(product(widened(dy, token, tokens, wide_dy), row,
-                         widened(x, token, tokens, wide_x), slice),
+    for (int64_t token = 0; token < dy.rows(); token += kUpcastRows) {
+      const int64_t tokens = std::min(kUpcastRows, dy.rows() - token);
+      matmul.Run(product(upcast(dy, token, tokens, upcast_dy), row,
+                         upcast(x, token, tokens, upcast_x), slice),
                  /*parallel=*/true, pad.data, pad.bytes());
     }
-    if (!wide_dw.empty()) backend.Copy(slice, target);
+    if (!upcast_dw.empty()) backend.Copy(slice, target);
   }
 }
 
@@ -259,7 +262,7 @@ void RunDense(Backend& backend, Matmul& matmul, TensorView x, TensorView w, bool
   const int64_t rows = x.rows();
   const int64_t offsets[] = {0, rows};
   if (!IsNative(matmul, x.dtype, w.dtype)) {
-    RunWidened(backend, matmul, products, TasksOf(offsets, kWidenedRows));
+    RunUpcast(backend, matmul, products, TasksOf(offsets, kUpcastRows));
     return;
   }
   const int64_t threads = MaxThreads();
@@ -286,7 +289,7 @@ void RunGrouped(Backend& backend, Matmul& matmul, TensorView x, TensorView offse
   const std::span<const int64_t> bounds =
       backend.dry() ? std::span<const int64_t>{} : offsets.span<const int64_t>();
   if (!IsNative(matmul, x.dtype, w[0].dtype)) {
-    RunWidened(backend, matmul, products, TasksOf(bounds, kWidenedRows));
+    RunUpcast(backend, matmul, products, TasksOf(bounds, kUpcastRows));
     return;
   }
   const int64_t task_rows = std::clamp(RoundUp(x.rows() / (2 * MaxThreads()), kMinTaskRows),
@@ -323,7 +326,7 @@ void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw
                 dy.shape.ToString(), x.name, x.shape.ToString(), dw.name, dw.shape.ToString());
   const Arena::Frame frame(arena());
   if (!IsNative(*matmul_, dy.dtype, x.dtype)) {
-    RunWidenedWeight(*this, *matmul_, dy, x, dw, add);
+    RunUpcastWeight(*this, *matmul_, dy, x, dw, add);
     return;
   }
 

@@ -36,7 +36,7 @@ class Matmul {
   Matmul();
   ~Matmul();
 
-  // bfloat16 products need AVX-512 with BF16; elsewhere callers widen to float32 first.
+  // bfloat16 products need AVX-512 with BF16; elsewhere callers upcast to float32 first.
   bool HasBF16() const { return has_bf16_; }
 
   // Scratchpad bytes of this product when run by one thread (`parallel` false) or by all.

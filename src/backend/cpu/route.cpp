@@ -352,7 +352,7 @@ void CpuBackend::RouteBackward(const RouterConfig& config, const Routing& routin
       arena().Allocate(Memory::kScratch, DType::kF32, {experts}, "RouteBackward.dbalance");
   if (dry()) return;
 
-  // Of one counted token: gradients of the two balance losses, which are means over them.
+  // Of one counted token: gradients of the two load-balancing losses, which are means over them.
   const double scale =
       loss_scale / static_cast<double>(std::max<int64_t>(CountedTokens(targets), 1));
   for (int64_t e = 0; e < experts; ++e) {

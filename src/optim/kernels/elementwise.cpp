@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "optim/kernels/block_code-inl.h"
+#include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
 
@@ -26,41 +26,43 @@ HWY_INLINE void ForStripes(int64_t begin, int64_t end, const Stripe& stripe) {
 }
 
 // Where a block of codes lies.
-struct CodedPart {
+struct QuantizedPart {
   int64_t first;  // element
   int64_t count;
   int64_t stripe;
   int64_t first_unit;  // of the stripe
 };
 
-// Calls part(CodedPart, units, codes, scale) for the blocks of codes in elements [begin, end). The
-// codes are padded as ForCodeBlocks does it, and written back.
+// Calls part(QuantizedPart, units, codes, scale) for the blocks of codes in elements [begin, end).
+// The codes are padded as ForQuantizedBlocks does it, and written back.
 template <typename Part>
-HWY_INLINE void ForCodedParts(const Stored& x, int64_t begin, int64_t end, const Part& part) {
+HWY_INLINE void ForQuantizedParts(const Stored& x, int64_t begin, int64_t end, const Part& part) {
   const int64_t length = CodeRow(x.values.shape);
   const int64_t stripes = (length + kStripe - 1) / kStripe;
   for (int64_t first = begin; first < end;) {
     const int64_t row = first / length;
     const int64_t column = first % length;
-    const int64_t count = std::min({kCodeBlock, length - column, end - first});
-    const CodedPart place{first, count, row * stripes + column / kStripe, column % kStripe / kUnit};
-    float& scale = x.scales.as<float>()[row * CodeBlocks(length) + column / kCodeBlock];
-    ForCodeBlocks(
+    const int64_t count = std::min({kQuantizationBlock, length - column, end - first});
+    const QuantizedPart place{first, count, row * stripes + column / kStripe,
+                              column % kStripe / kUnit};
+    float& scale = x.scales.as<float>()[row * CodeBlocks(length) + column / kQuantizationBlock];
+    ForQuantizedBlocks(
         count, [&](int64_t, int64_t units, uint8_t* codes) { part(place, units, codes, scale); },
         x.values.as<uint8_t>() + first);
     first += count;
   }
 }
 
-// The same with part(CodedPart, values), the values in float32.
+// The same with part(QuantizedPart, values), the values in float32.
 template <typename Part>
-HWY_INLINE void ForDecoded(const Stored& x, int64_t begin, int64_t end, const Part& part) {
-  HWY_ALIGN float values[kCodeBlock];
-  ForCodedParts(x, begin, end,
-                [&](const CodedPart& place, int64_t units, const uint8_t* codes, float scale) {
-                  DecodeUnits<Code::kSigned>(codes, scale, units, values);
-                  part(place, static_cast<const float*>(values));
-                });
+HWY_INLINE void ForDequantized(const Stored& x, int64_t begin, int64_t end, const Part& part) {
+  HWY_ALIGN float values[kQuantizationBlock];
+  ForQuantizedParts(
+      x, begin, end,
+      [&](const QuantizedPart& place, int64_t units, const uint8_t* codes, float scale) {
+        DequantizeUnits<Code::kSigned>(codes, scale, units, values);
+        part(place, static_cast<const float*>(values));
+      });
 }
 
 // An average that forgets: beta * old + (1 - beta) * x.
@@ -145,26 +147,26 @@ HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, Momentum* mome
   return sum.Sum() - static_cast<float>(PaddingOf(count)) * padding;
 }
 
-// As MomentStripe does it, to momentum in codes.
+// As MomentStripe does it, to quantized momentum.
 template <typename Gradient>
-HWY_INLINE double CodedMoments(const Gradient* gradient, VF scale, const Stored& momentum,
-                               Decay first, uint64_t momentum_key, float* second, Decay decay,
-                               VF added, int64_t begin, int64_t end) {
-  HWY_ALIGN float values[kCodeBlock];
+HWY_INLINE double QuantizedMoments(const Gradient* gradient, VF scale, const Stored& momentum,
+                                   Decay first, uint64_t momentum_key, float* second, Decay decay,
+                                   VF added, int64_t begin, int64_t end) {
+  HWY_ALIGN float values[kQuantizationBlock];
   double total = 0;
-  ForCodedParts(momentum, begin, end,
-                [&](const CodedPart& place, int64_t units, uint8_t* codes, float& block_scale) {
-                  DecodeUnits<Code::kSigned>(codes, block_scale, units, values);
-                  total += MomentStripe(gradient + place.first, scale, values, first,
-                                        second + place.first, decay, added, place.count, 0);
-                  LargestBits largest;
-                  for (int64_t at = 0; at < units * kUnit; at += kLanes) {
-                    largest.Add(Load(values + at));
-                  }
-                  block_scale = EncodeUnits<Code::kSigned>(values, largest, units,
-                                                           StripeKey(momentum_key, place.stripe),
-                                                           place.first_unit, codes);
-                });
+  ForQuantizedParts(
+      momentum, begin, end,
+      [&](const QuantizedPart& place, int64_t units, uint8_t* codes, float& block_scale) {
+        DequantizeUnits<Code::kSigned>(codes, block_scale, units, values);
+        total += MomentStripe(gradient + place.first, scale, values, first, second + place.first,
+                              decay, added, place.count, 0);
+        LargestBits largest;
+        for (int64_t at = 0; at < units * kUnit; at += kLanes) {
+          largest.Add(Load(values + at));
+        }
+        block_scale = QuantizeUnits<Code::kSigned>(
+            values, largest, units, StripeKey(momentum_key, place.stripe), place.first_unit, codes);
+      });
   return total;
 }
 
@@ -177,8 +179,8 @@ double Moments(TensorView gradient, float scale, const Stored& momentum, double 
   double total = 0;
   WithElements(gradient, [&](const auto* g) {
     if (momentum.values.dtype == DType::kU8) {
-      total = CodedMoments(g, scales, momentum, Decay(beta1), momentum_key, s, Decay(beta2),
-                           addends, begin, end);
+      total = QuantizedMoments(g, scales, momentum, Decay(beta1), momentum_key, s, Decay(beta2),
+                               addends, begin, end);
       return;
     }
     WithElementsOrNull(momentum.values, [&](auto* m) {
@@ -218,7 +220,7 @@ ExactSquares Squares(const Stored& source, TensorView second, float floor, int64
   const float* s = second.as<float>();
   const VF floors = hn::Set(F32(), floor);
   if (source.values.dtype == DType::kU8) {
-    ForDecoded(source, begin, end, [&](const CodedPart& place, const float* x) {
+    ForDequantized(source, begin, end, [&](const QuantizedPart& place, const float* x) {
       AddSquares(x, s + place.first, floors, place.count, result);
     });
     return result;
@@ -256,7 +258,7 @@ void Update(TensorView weight, const Stored& source, TensorView second, float fl
                    hn::Set(F32(), step), count, store);
     };
     if (source.values.dtype == DType::kU8) {
-      ForDecoded(source, begin, end, [&](const CodedPart& place, const float* x) {
+      ForDequantized(source, begin, end, [&](const QuantizedPart& place, const float* x) {
         update(place.first, place.count, x,
                Weights(StripeKey(rounding_key, place.stripe), place.first_unit));
       });

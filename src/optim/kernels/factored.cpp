@@ -10,7 +10,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "optim/kernels/block_code-inl.h"
+#include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
 
@@ -139,9 +139,9 @@ HWY_INLINE void WeighAndSumGroup(const X* rows, const float* factors, float* wei
   for (int64_t i = 0; i < kGroup; ++i) row_sums[i] = sums[i].Sum();
 }
 
-// One row of momentum in codes.
-struct CodedRow {
-  CodedRow(const Stored& x, int64_t row)
+// One row of quantized momentum.
+struct QuantizedRow {
+  QuantizedRow(const Stored& x, int64_t row)
       : codes(x.values.as<uint8_t>() + row * x.values.columns()),
         scales(x.scales.as<float>() + row * x.scales.columns()) {}
   uint8_t* codes;
@@ -151,39 +151,40 @@ struct CodedRow {
 // Calls part(first column, columns, codes, scale) for each block of a row. A scale is a power of
 // two: it does not matter which factor it goes into.
 template <typename Part>
-HWY_INLINE void ForCodes(const CodedRow& row, int64_t columns, const Part& part) {
-  for (int64_t first = 0; first < columns; first += kCodeBlock) {
-    part(first, std::min(kCodeBlock, columns - first),
-         reinterpret_cast<const SignedCode*>(row.codes + first), row.scales[first / kCodeBlock]);
+HWY_INLINE void ForQuantized(const QuantizedRow& row, int64_t columns, const Part& part) {
+  for (int64_t first = 0; first < columns; first += kQuantizationBlock) {
+    part(first, std::min(kQuantizationBlock, columns - first),
+         reinterpret_cast<const SignedCode*>(row.codes + first),
+         row.scales[first / kQuantizationBlock]);
   }
 }
 
 template <typename Gradient>
-HWY_INLINE void SumCodedRow(const Gradient* gradient, const CodedRow& momentum, int64_t row,
-                            int64_t columns, MomentumStep step, uint64_t momentum_key,
-                            float* row_sum, float* column_sums) {
+HWY_INLINE void SumQuantizedRow(const Gradient* gradient, const QuantizedRow& momentum, int64_t row,
+                                int64_t columns, MomentumStep step, uint64_t momentum_key,
+                                float* row_sum, float* column_sums) {
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
-  HWY_ALIGN float values[kCodeBlock];
+  HWY_ALIGN float values[kQuantizationBlock];
   Accumulator sum;
-  ForCodeBlocks(
+  ForQuantizedBlocks(
       columns,
       [&](int64_t first, int64_t units, const Gradient* g, uint8_t* codes) HWY_ATTR {
-        float& scale = momentum.scales[first / kCodeBlock];
+        float& scale = momentum.scales[first / kQuantizationBlock];
         // A power of two: it does not matter which factor it goes into.
         const VF keep = hn::Mul(step.beta, hn::Set(F32(), scale));
         LargestBits largest;
         for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
           SumUnit<false>(g + unit, nullptr, step, sum, column_sums + first + unit);
           for (int64_t at = unit; at < unit + kUnit; at += kLanes) {
-            const VF m = hn::MulAdd(keep, DecodeVector<Code::kSigned>(codes + at),
+            const VF m = hn::MulAdd(keep, DequantizeVector<Code::kSigned>(codes + at),
                                     hn::Mul(step.gain, Load(g + at)));
             largest.Add(m);
             Store(m, values + at);
           }
         }
         const uint64_t key = StripeKey(momentum_key, row * stripes + first / kStripe);
-        scale =
-            EncodeUnits<Code::kSigned>(values, largest, units, key, first % kStripe / kUnit, codes);
+        scale = QuantizeUnits<Code::kSigned>(values, largest, units, key, first % kStripe / kUnit,
+                                             codes);
       },
       gradient, momentum.codes);
   *row_sum = sum.Sum();
@@ -236,14 +237,15 @@ void Sums(TensorView gradient, float scale, const Stored& momentum, double beta,
   const auto by_blocks = [&](const auto* g) {
     rows(
         [&](int64_t i) {
-          SumCodedRow(g + i * columns, CodedRow(momentum, i), i, columns, step, momentum_key,
-                      row_sums + i, column_sums);
+          SumQuantizedRow(g + i * columns, QuantizedRow(momentum, i), i, columns, step,
+                          momentum_key, row_sums + i, column_sums);
         },
         [&](int64_t i, float weight) {
-          ForCodes(CodedRow(momentum, i), columns,
-                   [&](int64_t first, int64_t count, const SignedCode* m, float scale_of_block) {
-                     AddSquares(m, count, weight * scale_of_block, weighted_sums + first);
-                   });
+          ForQuantized(
+              QuantizedRow(momentum, i), columns,
+              [&](int64_t first, int64_t count, const SignedCode* m, float scale_of_block) {
+                AddSquares(m, count, weight * scale_of_block, weighted_sums + first);
+              });
         });
   };
   WithElements(gradient, [&](const auto* g) {
@@ -339,11 +341,11 @@ double Squares(const Stored& source, int64_t begin, int64_t end, const float* ro
   if (source.values.dtype == DType::kU8) {
     for (int64_t i = begin; i < end; ++i) {
       const double factor = row_factors[i];
-      ForCodes(CodedRow(source, i), columns,
-               [&](int64_t first, int64_t count, const SignedCode* x, float scale) {
-                 const double scaled = factor * scale;
-                 total += scaled * scaled * SquareRow(x, count, column_factors + first);
-               });
+      ForQuantized(QuantizedRow(source, i), columns,
+                   [&](int64_t first, int64_t count, const SignedCode* x, float scale) {
+                     const double scaled = factor * scale;
+                     total += scaled * scaled * SquareRow(x, count, column_factors + first);
+                   });
     }
     return total;
   }
@@ -437,10 +439,10 @@ void Update(TensorView weight, const Stored& source, float keep, float step, int
     };
     if (source.values.dtype == DType::kU8) {
       for (int64_t i = begin; i < end; ++i) {
-        ForCodes(CodedRow(source, i), columns,
-                 [&](int64_t j, int64_t count, const SignedCode* x, float scale) {
-                   part(i, j, count, x, scale);
-                 });
+        ForQuantized(QuantizedRow(source, i), columns,
+                     [&](int64_t j, int64_t count, const SignedCode* x, float scale) {
+                       part(i, j, count, x, scale);
+                     });
       }
       return;
     }

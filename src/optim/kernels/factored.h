@@ -1,8 +1,9 @@
 // Passes over a matrix whose second moment is factored into rows and columns. Each works on a
 // range of rows, so that callers choose the parallel blocks; each is deterministic.
 //
-// Matrices are [rows, columns] row-major, "any" is float32 or bfloat16, and codes (block_code.h)
-// where the type is Stored. Arrays over columns are zero-padded to PaddedColumns.
+// Matrices are [rows, columns] row-major, "any" is float32 or bfloat16, and codes
+// (block_quantization.h) where the type is Stored. Arrays over columns are zero-padded to
+// PaddedColumns.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 
 #include "core/tensor.h"
 #include "optim/kernels/average_step.h"
-#include "optim/kernels/block_code.h"
+#include "optim/kernels/block_quantization.h"
 #include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {

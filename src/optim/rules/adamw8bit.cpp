@@ -1,11 +1,11 @@
 // adamw8bit: the formulas of adamw (adamw.cpp) with both moments stored in 8 bits, as codes
-// relative to the scale of their block of 256 consecutive elements (kernels/block_code.h, after
-// Dettmers et al., arXiv 2110.02861, who have other codes and round to nearest): 2.03 bytes a
+// relative to the scale of their block of 256 consecutive elements (kernels/block_quantization.h,
+// after Dettmers et al., arXiv 2110.02861, who have other codes and round to nearest): 2.03 bytes a
 // parameter.
 #include <memory>
 
 #include "core/parallel.h"
-#include "optim/kernels/coded_adamw.h"
+#include "optim/kernels/quantized_adamw.h"
 #include "optim/rule.h"
 #include "optim/rules/adam_settings.h"
 
@@ -30,8 +30,9 @@ class AdamW8Bit final : public Rule {
                      std::span<const TensorView> state, const StepContext& context) const override {
     const kernels::AdamWStep constants = AdamWStepOf(settings_, context);
     ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
-      kernels::CodedAdamWUpdate(parameter.value, gradient, {state[0], state[1]},
-                                {state[2], state[3]}, constants, begin, end, context.rounding_key);
+      kernels::QuantizedAdamWUpdate(parameter.value, gradient, {state[0], state[1]},
+                                    {state[2], state[3]}, constants, begin, end,
+                                    context.rounding_key);
     });
     return {};
   }

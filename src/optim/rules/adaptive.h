@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/tensor.h"
-#include "optim/kernels/block_code.h"
+#include "optim/kernels/block_quantization.h"
 #include "optim/rule.h"
 
 namespace terrace {

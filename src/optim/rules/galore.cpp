@@ -204,8 +204,8 @@ class Galore final : public Rule {
       const MatrixBlock own = shape.OwnBlock(memory, block);
       const MatrixBlock projected = shape.OwnProjected(memory + shape.block_bytes(), block);
       std::byte* const pad = memory + shape.block_bytes() + shape.projected_bytes();
-      const MatrixBlock wide_gradient = Widened(shape, MatrixOf(gradient), block, own);
-      matmul_.Run(shape.Project(projector, wide_gradient, projected, block), /*parallel=*/false,
+      const MatrixBlock upcast_gradient = Upcast(shape, MatrixOf(gradient), block, own);
+      matmul_.Run(shape.Project(projector, upcast_gradient, projected, block), /*parallel=*/false,
                   pad, pads.product_bytes);
       kernels::ToAdamDirection(projected, shape.BlockOf(MatrixOf(state[1]), block),
                                shape.BlockOf(MatrixOf(state[2]), block),
@@ -239,8 +239,8 @@ class Galore final : public Rule {
   }
 
   // A block of the gradient in float32: where it lies, or copied into `own`.
-  static MatrixBlock Widened(const Projection& shape, const MatrixBlock& gradient, int64_t block,
-                             const MatrixBlock& own) {
+  static MatrixBlock Upcast(const Projection& shape, const MatrixBlock& gradient, int64_t block,
+                            const MatrixBlock& own) {
     const MatrixBlock narrow = shape.BlockOf(gradient, block);
     if (narrow.dtype == DType::kF32) return narrow;
     kernels::Combine(own, narrow, 1, {}, 0, shape.block_rows(block), shape.block_columns(block));
@@ -257,11 +257,11 @@ class Galore final : public Rule {
     std::byte* const products = rest + shape.block_bytes();
     std::memset(gram.data, 0, shape.gram_bytes());
     for (int64_t block = 0; block < shape.blocks().count(); ++block) {
-      const MatrixBlock wide_gradient =
-          Widened(shape, MatrixOf(gradient), block, shape.OwnBlock(rest, block));
+      const MatrixBlock upcast_gradient =
+          Upcast(shape, MatrixOf(gradient), block, shape.OwnBlock(rest, block));
       ForTasks(shape.tiles().count(), Slots(context.all_threads), [&](int64_t task, int64_t slot) {
         shape.tiles().At(task, [&](int64_t i, int64_t j) {
-          matmul_.Run(shape.AddGram(wide_gradient, gram, block, i, j), /*parallel=*/false,
+          matmul_.Run(shape.AddGram(upcast_gradient, gram, block, i, j), /*parallel=*/false,
                       products + slot * pads.refresh_product_bytes, pads.refresh_product_bytes);
         });
       });

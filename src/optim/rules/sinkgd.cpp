@@ -146,7 +146,7 @@ class SinkGd final : public Rule {
 
   std::string GroupOf(const Parameter& parameter) const override {
     if (settings_.grouping == Grouping::kTensor || parameter.expert < 0) return {};
-    // "layers.1.ff.experts.7.w1.weight" and its like of other experts.
+    // "layers.1.ff.experts.7.gate_proj.weight" and its like of other experts.
     std::string name = parameter.name;
     const std::string number = fmt::format(".{}.", parameter.expert);
     const size_t at = name.rfind(number);

@@ -28,7 +28,8 @@ enum class EpsMode : uint8_t { kAbsolute, kRelative };
 // kFactored serves matrices by row and column means; tensors of other ranks stay exact.
 enum class SecondMoment : uint8_t { kFactored, kExact };
 
-// How the momentum is stored, if there is one; int8: as codes of 8 bits by block (block_code.h).
+// How the momentum is stored, if there is one; int8: as codes of 8 bits by block
+// (block_quantization.h).
 enum class Momentum : uint8_t { kNone, kF32, kBF16, kInt8 };
 
 struct SkewAdamSettings : AdamSettings {
@@ -70,7 +71,7 @@ class SkewAdam final : public Rule {
         break;
       case Momentum::kInt8:
         state.push_back({"momentum", DType::kU8, shape});
-        state.push_back({"momentum_scale", DType::kF32, kernels::CodeScales(shape)});
+        state.push_back({"momentum_scale", DType::kF32, kernels::QuantizationScales(shape)});
         break;
     }
     AddSecondMoment(shape, Factored(shape), state);
@@ -94,10 +95,10 @@ class SkewAdam final : public Rule {
     const double s = static_cast<double>(context.tensor_step);
     step.correction = std::sqrt(1 - std::pow(settings_.beta2, s));
     if (HasMomentum()) {
-      const bool coded = settings_.momentum == Momentum::kInt8;
-      step.momentum = {state[0], coded ? state[1] : TensorView{}};
+      const bool quantized = settings_.momentum == Momentum::kInt8;
+      step.momentum = {state[0], quantized ? state[1] : TensorView{}};
       step.correction *= 1 / (1 - std::pow(settings_.beta1, s));
-      state = state.subspan(coded ? 2 : 1);
+      state = state.subspan(quantized ? 2 : 1);
     }
     return Factored(parameter.value.shape)
                ? UpdateFactored(parameter.value, gradient, state[0], state[1], step, context)

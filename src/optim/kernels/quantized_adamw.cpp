@@ -1,14 +1,14 @@
-#include "optim/kernels/coded_adamw.h"
+#include "optim/kernels/quantized_adamw.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/kernels/coded_adamw.cpp"
+#define HWY_TARGET_INCLUDE "optim/kernels/quantized_adamw.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
 #include <type_traits>
 
-#include "optim/kernels/block_code-inl.h"
+#include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/simd-inl.h"
 
@@ -42,17 +42,17 @@ template <typename Weight, typename Gradient>
 HWY_INLINE void UpdateBlock(Weight* weight, const Gradient* gradient, const Block& momentum,
                             const Block& second, const Constants& c, int64_t units,
                             UnitStore<Weight> store, int64_t first_unit) {
-  HWY_ALIGN float firsts[kCodeBlock];
-  HWY_ALIGN float seconds[kCodeBlock];
+  HWY_ALIGN float firsts[kQuantizationBlock];
+  HWY_ALIGN float seconds[kQuantizationBlock];
   // Scales are powers of two: it does not matter which factor they go into.
   const VF first_keep = hn::Mul(c.beta1, hn::Set(F32(), momentum.scale));
   const VF second_keep = hn::Mul(c.beta2, hn::Set(F32(), second.scale));
   LargestBits first_largest, second_largest;
   for (int64_t at = 0; at < units * kUnit; at += kLanes) {
     const VF g = hn::Mul(Load(gradient + at), c.scale);
-    const VF m = hn::MulAdd(first_keep, DecodeVector<Code::kSigned>(momentum.codes + at),
+    const VF m = hn::MulAdd(first_keep, DequantizeVector<Code::kSigned>(momentum.codes + at),
                             hn::Mul(c.gain1, g));
-    const VF v = hn::MulAdd(second_keep, DecodeVector<Code::kUnsigned>(second.codes + at),
+    const VF v = hn::MulAdd(second_keep, DequantizeVector<Code::kUnsigned>(second.codes + at),
                             hn::Mul(c.gain2, hn::Mul(g, g)));
     first_largest.Add(m);
     second_largest.AddPositive(v);
@@ -60,8 +60,8 @@ HWY_INLINE void UpdateBlock(Weight* weight, const Gradient* gradient, const Bloc
     Store(v, seconds + at);
   }
   // Coding goes on while the weight waits for a root and a quotient.
-  UnitEncoder<Code::kSigned> encode_first(first_largest, momentum.stripe_key, first_unit);
-  UnitEncoder<Code::kUnsigned> encode_second(second_largest, second.stripe_key, first_unit);
+  UnitQuantizer<Code::kSigned> quantize_first(first_largest, momentum.stripe_key, first_unit);
+  UnitQuantizer<Code::kUnsigned> quantize_second(second_largest, second.stripe_key, first_unit);
   for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
     const auto updated = [&](int64_t in_unit) HWY_ATTR {
       const VF m = Load(firsts + unit + in_unit);
@@ -71,16 +71,16 @@ HWY_INLINE void UpdateBlock(Weight* weight, const Gradient* gradient, const Bloc
                            hn::Mul(Load(weight + unit + in_unit), c.keep));
     };
     store(updated, weight + unit);
-    encode_first(firsts + unit, momentum.codes + unit);
-    encode_second(seconds + unit, second.codes + unit);
+    quantize_first(firsts + unit, momentum.codes + unit);
+    quantize_second(seconds + unit, second.codes + unit);
   }
-  momentum.scale = encode_first.Finish(units, momentum.codes);
-  second.scale = encode_second.Finish(units, second.codes);
+  momentum.scale = quantize_first.Finish(units, momentum.codes);
+  second.scale = quantize_second.Finish(units, second.codes);
 }
 
-void CodedAdamW(TensorView weight, TensorView gradient, const Stored& momentum,
-                const Stored& second, const AdamWStep& step, int64_t begin, int64_t end,
-                uint64_t rounding_key) {
+void QuantizedAdamW(TensorView weight, TensorView gradient, const Stored& momentum,
+                    const Stored& second, const AdamWStep& step, int64_t begin, int64_t end,
+                    uint64_t rounding_key) {
   uint8_t* m = momentum.values.as<uint8_t>();
   uint8_t* s = second.values.as<uint8_t>();
   float* first_scales = momentum.scales.as<float>();
@@ -93,11 +93,11 @@ void CodedAdamW(TensorView weight, TensorView gradient, const Stored& momentum,
     const uint64_t weight_stripe = StripeKey(rounding_key, number);
     const uint64_t first_stripe = StripeKey(first_key, number);
     const uint64_t second_stripe = StripeKey(second_key, number);
-    ForCodeBlocks(
+    ForQuantizedBlocks(
         count,
         [&](int64_t at, int64_t units, auto* w_at, const auto* g_at, uint8_t* m_at, uint8_t* s_at)
             HWY_ATTR {
-              const int64_t block = (first + at) / kCodeBlock;
+              const int64_t block = (first + at) / kQuantizationBlock;
               const int64_t first_unit = at / kUnit;
               using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
               UpdateBlock(w_at, g_at, Block{m_at, first_scales[block], first_stripe},
@@ -123,12 +123,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace terrace::kernels {
 
-HWY_EXPORT(CodedAdamW);
+HWY_EXPORT(QuantizedAdamW);
 
-void CodedAdamWUpdate(TensorView weight, TensorView gradient, const Stored& momentum,
-                      const Stored& second, const AdamWStep& step, int64_t begin, int64_t end,
-                      uint64_t rounding_key) {
-  HWY_DYNAMIC_DISPATCH(CodedAdamW)
+void QuantizedAdamWUpdate(TensorView weight, TensorView gradient, const Stored& momentum,
+                          const Stored& second, const AdamWStep& step, int64_t begin, int64_t end,
+                          uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(QuantizedAdamW)
   (weight, gradient, momentum, second, step, begin, end, rounding_key);
 }
 

@@ -25,7 +25,7 @@ struct DeclaredTensor {
   bool trained = true;     // has a gradient
 };
 
-struct ForeignModel {
+struct HuggingFaceModel {
   std::string family;  // "mixtral"
   std::vector<DeclaredTensor> tensors;
   ModelSize size;
@@ -43,7 +43,7 @@ struct ForeignModel {
 // Reads what decides sizes and ignores other keys. Throws Error on one line, "NAME: ...", for text
 // that is not JSON, a key twice, nesting, sizes and numbers beyond reason, and an architecture
 // that is not one of the four.
-ForeignModel ParseForeignModel(std::string_view json, const std::string& name);
-ForeignModel ReadForeignModel(const std::string& path);
+HuggingFaceModel ParseHuggingFaceModel(std::string_view json, const std::string& name);
+HuggingFaceModel ReadHuggingFaceModel(const std::string& path);
 
 }  // namespace terrace

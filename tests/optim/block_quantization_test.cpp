@@ -1,5 +1,5 @@
-// The 8-bit codes by their scalar definition; coded_state_test.cpp holds the kernels to it.
-#include "optim/kernels/block_code.h"
+// The 8-bit codes by their scalar definition; quantized_state_test.cpp holds the kernels to it.
+#include "optim/kernels/block_quantization.h"
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ struct Named {
 };
 
 template <typename T>
-class BlockCodeTest : public testing::Test {
+class BlockQuantizationTest : public testing::Test {
  public:
   static constexpr Code kCode = T::kValue;
   static constexpr bool kIsSigned = kCode == Code::kSigned;
@@ -36,7 +36,7 @@ class BlockCodeTest : public testing::Test {
   static constexpr float kSmallest = kUnit / 8;
   static constexpr float kLargest = 1.875f - kUnit;  // rounded to float32
 
-  static float Magnitude(int code) { return Decode<kCode>(static_cast<uint8_t>(code), 1); }
+  static float Magnitude(int code) { return Dequantize<kCode>(static_cast<uint8_t>(code), 1); }
   // The distance between the codes around a magnitude.
   static float Gap(float x) {
     int code = 0;
@@ -45,9 +45,9 @@ class BlockCodeTest : public testing::Test {
   }
 };
 using Codes = testing::Types<Named<Code::kSigned>, Named<Code::kUnsigned>>;
-TYPED_TEST_SUITE(BlockCodeTest, Codes);
+TYPED_TEST_SUITE(BlockQuantizationTest, Codes);
 
-TYPED_TEST(BlockCodeTest, CodesRiseInStepsOfAnEighthFromZeroToTheLargest) {
+TYPED_TEST(BlockQuantizationTest, CodesRiseInStepsOfAnEighthFromZeroToTheLargest) {
   using Fixture = TestFixture;
   EXPECT_EQ(Fixture::Magnitude(0), 0);
   EXPECT_EQ(Fixture::Magnitude(1), Fixture::kSmallest);
@@ -60,18 +60,19 @@ TYPED_TEST(BlockCodeTest, CodesRiseInStepsOfAnEighthFromZeroToTheLargest) {
   }
 }
 
-TYPED_TEST(BlockCodeTest, ErrorIsBelowTheGapOfAnEighth) {
+TYPED_TEST(BlockQuantizationTest, ErrorIsBelowTheGapOfAnEighth) {
   using Fixture = TestFixture;
   for (const float scale : {1.0f, 0x1p-60f, 0x1p+100f}) {
     for (const float x : Magnitudes()) {
       for (const uint32_t random : kRandoms) {
-        const float decoded =
-            Decode<Fixture::kCode>(Encode<Fixture::kCode>(x * scale, scale, random), scale) / scale;
-        EXPECT_LE(std::abs(decoded - x), (x + Fixture::kUnit) / 8) << x << " " << random;
+        const float dequantized =
+            Dequantize<Fixture::kCode>(Quantize<Fixture::kCode>(x * scale, scale, random), scale) /
+            scale;
+        EXPECT_LE(std::abs(dequantized - x), (x + Fixture::kUnit) / 8) << x << " " << random;
         if (Fixture::kIsSigned) {
-          EXPECT_EQ(
-              Decode<Fixture::kCode>(Encode<Fixture::kCode>(-x * scale, scale, random), scale),
-              -decoded * scale);
+          EXPECT_EQ(Dequantize<Fixture::kCode>(Quantize<Fixture::kCode>(-x * scale, scale, random),
+                                               scale),
+                    -dequantized * scale);
         }
       }
     }
@@ -79,40 +80,40 @@ TYPED_TEST(BlockCodeTest, ErrorIsBelowTheGapOfAnEighth) {
 }
 
 // By all 2^16 random numbers.
-TYPED_TEST(BlockCodeTest, ExpectationIsTheValue) {
+TYPED_TEST(BlockQuantizationTest, ExpectationIsTheValue) {
   using Fixture = TestFixture;
   for (const float x : Magnitudes()) {
     if (!Fixture::kIsSigned && x < Fixture::kSmallest) continue;  // never rounded to 0
     double sum = 0;
     for (uint32_t random = 0; random < 65536; ++random) {
-      sum += Decode<Fixture::kCode>(Encode<Fixture::kCode>(x, 1, random), 1);
+      sum += Dequantize<Fixture::kCode>(Quantize<Fixture::kCode>(x, 1, random), 1);
     }
     // 16 bits; and half an ulp of float32 in adding the unit, 2^-21 of the distance.
     EXPECT_NEAR(sum / 65536, x, (0x1p-17 + 0x1p-21) * Fixture::Gap(x)) << x;
   }
 }
 
-TYPED_TEST(BlockCodeTest, DecodedValuesAreStoredAsTheyAre) {
+TYPED_TEST(BlockQuantizationTest, DequantizedValuesAreStoredAsTheyAre) {
   using Fixture = TestFixture;
   for (int code = 1; code < Fixture::kMagnitudes; ++code) {
     for (const float scale : {1.0f, 0x1p-90f, 0x1p90f}) {
-      const float value = Decode<Fixture::kCode>(static_cast<uint8_t>(code), scale);
+      const float value = Dequantize<Fixture::kCode>(static_cast<uint8_t>(code), scale);
       for (const uint32_t random : kRandoms) {
-        EXPECT_EQ(Encode<Fixture::kCode>(value, scale, random), code);
+        EXPECT_EQ(Quantize<Fixture::kCode>(value, scale, random), code);
       }
     }
   }
   // The largest keeps the scale.
-  EXPECT_EQ(ScaleOf(Bits(Decode<Code::kSigned>(127, 1))), 1);
+  EXPECT_EQ(ScaleOf(Bits(Dequantize<Code::kSigned>(127, 1))), 1);
 }
 
-TYPED_TEST(BlockCodeTest, NothingIsCodedWithoutAScale) {
+TYPED_TEST(BlockQuantizationTest, NothingIsQuantizedWithoutAScale) {
   using Fixture = TestFixture;
-  EXPECT_EQ(Encode<Fixture::kCode>(1, 0, 65535), 0);
-  EXPECT_EQ(Decode<Fixture::kCode>(0, 0), 0);
+  EXPECT_EQ(Quantize<Fixture::kCode>(1, 0, 65535), 0);
+  EXPECT_EQ(Dequantize<Fixture::kCode>(0, 0), 0);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(Encode<Fixture::kCode>(1, nan, 65535), 0);
-  EXPECT_TRUE(std::isnan(Decode<Fixture::kCode>(0, nan)));
+  EXPECT_EQ(Quantize<Fixture::kCode>(1, nan, 65535), 0);
+  EXPECT_TRUE(std::isnan(Dequantize<Fixture::kCode>(0, nan)));
 }
 
 TEST(BlockScaleTest, PutsTheLargestMagnitudeWithinTheLastBinade) {
@@ -141,19 +142,19 @@ TEST(BlockScaleTest, OfTooSmallAndTooLarge) {
 TEST(BlockScaleTest, ASecondMomentIsNeverRoundedToZero) {
   for (const float x : {0x1p-36f, 0x1p-60f, 0.0f}) {
     for (const uint32_t random : kRandoms) {
-      EXPECT_EQ(Encode<Code::kUnsigned>(x, 1, random), 1);
+      EXPECT_EQ(Quantize<Code::kUnsigned>(x, 1, random), 1);
     }
   }
   // A momentum is.
-  EXPECT_EQ(Encode<Code::kSigned>(0x1p-19f, 1, 0), 0);
-  EXPECT_EQ(Encode<Code::kSigned>(0x1p-19f, 1, 65535), 1);
+  EXPECT_EQ(Quantize<Code::kSigned>(0x1p-19f, 1, 0), 0);
+  EXPECT_EQ(Quantize<Code::kSigned>(0x1p-19f, 1, 65535), 1);
 }
 
 TEST(BlockShapeTest, RowsOfAMatrixEndTheirBlocks) {
-  EXPECT_EQ(CodeScales({3, 256}), (Shape{3, 1}));
-  EXPECT_EQ(CodeScales({3, 257}), (Shape{3, 2}));
-  EXPECT_EQ(CodeScales({513}), (Shape{3}));
-  EXPECT_EQ(CodeScales({2, 3, 100}), (Shape{3}));
+  EXPECT_EQ(QuantizationScales({3, 256}), (Shape{3, 1}));
+  EXPECT_EQ(QuantizationScales({3, 257}), (Shape{3, 2}));
+  EXPECT_EQ(QuantizationScales({513}), (Shape{3}));
+  EXPECT_EQ(QuantizationScales({2, 3, 100}), (Shape{3}));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Block-wise 8-bit storage of float32, defined here element by element; the SIMD kernels compute
 // exactly this, whatever their vector width.
 //
-// Values are stored as codes, one byte each, relative to the scale of their block: kCodeBlock
-// consecutive values, fewer at the end of a row. A code stands for c * scale,
+// Values are stored as codes, one byte each, relative to the scale of their block:
+// kQuantizationBlock consecutive values, fewer at the end of a row. A code stands for c * scale,
 //   c = (2^e (1 + m / 8) - 1) * unit,   m of 3 bits,
 //   kSigned    a sign, e of 4 bits, unit 2^-15: for momentum
 //   kUnsigned  e of 5 bits, unit 2^-31:         for second moments
@@ -34,7 +34,7 @@
 
 namespace terrace::kernels {
 
-inline constexpr int64_t kCodeBlock = 256;  // elements
+inline constexpr int64_t kQuantizationBlock = 256;  // elements
 
 enum class Code : uint8_t { kSigned, kUnsigned };
 
@@ -63,7 +63,7 @@ constexpr float InverseScale(float scale) {
 }
 
 template <Code kCode>
-constexpr uint8_t Encode(float value, float scale, uint32_t random16) {
+constexpr uint8_t Quantize(float value, float scale, uint32_t random16) {
   using F = CodeFormat<kCode>;
   if (!(scale > 0)) return 0;
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -76,7 +76,7 @@ constexpr uint8_t Encode(float value, float scale, uint32_t random16) {
 }
 
 template <Code kCode>
-constexpr float Decode(uint8_t code, float scale) {
+constexpr float Dequantize(uint8_t code, float scale) {
   using F = CodeFormat<kCode>;
   const uint32_t magnitude = code & ~F::kSign & 0xffu;
   const float z = std::bit_cast<float>((magnitude << F::kDropped) + F::kUnitBits);
@@ -90,16 +90,18 @@ struct Stored {
       : values(stored), scales(scales_of_blocks) {}
 
   TensorView values;
-  TensorView scales;  // float32, of CodeScales(values.shape); empty but for codes
+  TensorView scales;  // float32, of QuantizationScales(values.shape); empty but for codes
 };
 
 // How long the rows are in which blocks lie: those of a matrix; a tensor of another rank is one.
 constexpr int64_t CodeRow(const Shape& shape) {
   return shape.rank() == 2 ? shape[1] : shape.size();
 }
-constexpr int64_t CodeBlocks(int64_t elements) { return (elements + kCodeBlock - 1) / kCodeBlock; }
+constexpr int64_t CodeBlocks(int64_t elements) {
+  return (elements + kQuantizationBlock - 1) / kQuantizationBlock;
+}
 // One scale a block: [rows, blocks of a row] of a matrix, else [blocks].
-constexpr Shape CodeScales(const Shape& shape) {
+constexpr Shape QuantizationScales(const Shape& shape) {
   if (shape.rank() == 2) return {shape[0], CodeBlocks(shape[1])};
   return {CodeBlocks(shape.size())};
 }

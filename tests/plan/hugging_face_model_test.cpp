@@ -1,5 +1,5 @@
 // Reading config.json of Hugging Face: published counts, and files that are wrong.
-#include "plan/foreign_model.h"
+#include "plan/hugging_face_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,12 +23,12 @@ using ::testing::Not;
 constexpr const char* kFiles[] = {"mixtral-8x7b", "olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"};
 
 std::string FileText(const std::string& name) {
-  return ReadFile(TestData() / "foreign" / (name + ".json"));
+  return ReadFile(TestData() / "hugging_face" / (name + ".json"));
 }
 
 std::string ErrorOf(std::string_view json) {
   try {
-    ParseForeignModel(json, "config.json");
+    ParseHuggingFaceModel(json, "config.json");
   } catch (const Error& error) {
     return error.what();
   }
@@ -53,7 +53,7 @@ class PublishedCounts : public testing::TestWithParam<Published> {};
 
 TEST_P(PublishedCounts, AreCounted) {
   const Published& published = GetParam();
-  const ForeignModel model = ParseForeignModel(FileText(published.file), published.file);
+  const HuggingFaceModel model = ParseHuggingFaceModel(FileText(published.file), published.file);
   EXPECT_EQ(model.size.parameters, published.parameters);
   EXPECT_NEAR(static_cast<double>(model.size.active_parameters) / 1e9, published.active_billions,
               published.tolerance);
@@ -75,8 +75,8 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-TEST(ForeignModelTest, MixtralRunsHere) {
-  const ForeignModel model = ParseForeignModel(FileText("mixtral-8x7b"), "mixtral");
+TEST(HuggingFaceModelTest, MixtralRunsHere) {
+  const HuggingFaceModel model = ParseHuggingFaceModel(FileText("mixtral-8x7b"), "mixtral");
   ASSERT_TRUE(model.config);
   const ModelSize here = SizeOf(*model.config);
   EXPECT_EQ(here.parameters, model.size.parameters);
@@ -84,7 +84,7 @@ TEST(ForeignModelTest, MixtralRunsHere) {
   EXPECT_EQ(here.product_parameters, model.size.product_parameters);
   EXPECT_EQ(here.FlopsPerToken(4096), model.size.FlopsPerToken(4096));
   for (const char* name : {"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"}) {
-    const ForeignModel other = ParseForeignModel(FileText(name), name);
+    const HuggingFaceModel other = ParseHuggingFaceModel(FileText(name), name);
     EXPECT_FALSE(other.config) << name;
     EXPECT_NE(other.not_runnable, "") << name;
   }
@@ -92,8 +92,8 @@ TEST(ForeignModelTest, MixtralRunsHere) {
 
 // What the tensors declare is what a run of the same model takes, up to alignment, which is none
 // in Mixtral.
-TEST(ForeignModelTest, DeclaredBytesAreThoseOfTheRun) {
-  const ForeignModel model = ParseForeignModel(FileText("mixtral-8x7b"), "mixtral");
+TEST(HuggingFaceModelTest, DeclaredBytesAreThoseOfTheRun) {
+  const HuggingFaceModel model = ParseHuggingFaceModel(FileText("mixtral-8x7b"), "mixtral");
   for (const char* policy : {"skewadam", "adamw", "lion", "muon", "mesh", "mesh-bf16-buffer"}) {
     const RunConfig config =
         ConfigOfModel(*model.config, {std::string("optimizer.policy=") + policy});
@@ -106,42 +106,42 @@ TEST(ForeignModelTest, DeclaredBytesAreThoseOfTheRun) {
   }
 }
 
-TEST(ForeignModelTest, DoesNotRunWhatWouldTakeForever) {
+TEST(HuggingFaceModelTest, DoesNotRunWhatWouldTakeForever) {
   const std::string many =
       Replaced(Replaced(FileText("mixtral-8x7b"), "layers\": 32", "layers\": 4096"),
                "\"num_local_experts\": 8", "\"num_local_experts\": 64");
-  const ForeignModel model = ParseForeignModel(
+  const HuggingFaceModel model = ParseHuggingFaceModel(
       Replaced(many, "\"intermediate_size\": 14336", "\"intermediate_size\": 8"), "m");
   EXPECT_FALSE(model.config);
   EXPECT_THAT(model.not_runnable, HasSubstr("more than 65536 experts"));
 }
 
-TEST(ForeignModelTest, ReadsVariants) {
+TEST(HuggingFaceModelTest, ReadsVariants) {
   const std::string qwen = FileText("qwen3-30b-a3b");
-  const int64_t all = ParseForeignModel(qwen, "qwen").size.parameters;
+  const int64_t all = ParseHuggingFaceModel(qwen, "qwen").size.parameters;
   const int64_t experts = 128 * 3 * 2048 * 768 + 128 * 2048, dense = 3 * 2048 * 6144;
-  EXPECT_EQ(
-      ParseForeignModel(Replaced(qwen, "layers\": []", "layers\": [0, 7]"), "q").size.parameters,
-      all - 2 * (experts - dense));
-  EXPECT_EQ(ParseForeignModel(Replaced(qwen, "sparse_step\": 1", "sparse_step\": 2"), "q")
+  EXPECT_EQ(ParseHuggingFaceModel(Replaced(qwen, "layers\": []", "layers\": [0, 7]"), "q")
+                .size.parameters,
+            all - 2 * (experts - dense));
+  EXPECT_EQ(ParseHuggingFaceModel(Replaced(qwen, "sparse_step\": 1", "sparse_step\": 2"), "q")
                 .size.parameters,
             all - 24 * (experts - dense));
-  EXPECT_EQ(ParseForeignModel(Replaced(qwen, "embeddings\": false", "embeddings\": true"), "q")
+  EXPECT_EQ(ParseHuggingFaceModel(Replaced(qwen, "embeddings\": false", "embeddings\": true"), "q")
                 .size.parameters,
             all - 151936 * 2048);
   // Without latents for queries, as the smaller DeepSeek models.
   const std::string deepseek = FileText("deepseek-v3");
   EXPECT_EQ(
-      ParseForeignModel(Replaced(deepseek, "q_lora_rank\": 1536", "q_lora_rank\": null"), "d")
+      ParseHuggingFaceModel(Replaced(deepseek, "q_lora_rank\": 1536", "q_lora_rank\": null"), "d")
           .size.parameters,
       671'026'419'200 + 61 * (int64_t{7168} * 128 * 192 - 7168 * 1536 - 1536 - 1536 * 128 * 192));
-  EXPECT_EQ(
-      ParseForeignModel(Replaced(FileText("mixtral-8x7b"), "\"model_type\": \"mixtral\",", ""), "m")
-          .family,
-      "mixtral");
+  EXPECT_EQ(ParseHuggingFaceModel(
+                Replaced(FileText("mixtral-8x7b"), "\"model_type\": \"mixtral\",", ""), "m")
+                .family,
+            "mixtral");
 }
 
-TEST(ForeignModelTest, RefusesWhatIsWrong) {
+TEST(HuggingFaceModelTest, RefusesWhatIsWrong) {
   const std::string good = FileText("deepseek-v3");
   const struct {
     std::string json, error;
@@ -198,7 +198,7 @@ TEST(ForeignModelTest, RefusesWhatIsWrong) {
   }
 }
 
-TEST(ForeignModelTest, RefusesDeepNestingAtOnce) {
+TEST(HuggingFaceModelTest, RefusesDeepNestingAtOnce) {
   const auto start = std::chrono::steady_clock::now();
   for (const std::string opening : {"[", "{\"a\":"}) {
     std::string json = "{\"model_type\": ";
@@ -209,7 +209,7 @@ TEST(ForeignModelTest, RefusesDeepNestingAtOnce) {
 }
 
 // Damage of every kind: what is read is planned, what is not is refused, and nothing else happens.
-TEST(ForeignModelTest, DamagedFilesAreReadOrRefused) {
+TEST(HuggingFaceModelTest, DamagedFilesAreReadOrRefused) {
   const std::string kPieces[] = {
       "{",    "}", "[",     "]",    ",",    ":",     "\"",   "-1",
       "0",    "1", "1e300", "null", "true", "\\u00", "\xff", "999999999999",
@@ -245,7 +245,7 @@ TEST(ForeignModelTest, DamagedFilesAreReadOrRefused) {
         if (text.empty()) break;
       }
       try {
-        const ForeignModel model = ParseForeignModel(text, file);
+        const HuggingFaceModel model = ParseHuggingFaceModel(text, file);
         EXPECT_GT(model.size.parameters, 0);
         EXPECT_LE(model.size.active_parameters, model.size.parameters);
         ++read;

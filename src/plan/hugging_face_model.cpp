@@ -1,4 +1,4 @@
-#include "plan/foreign_model.h"
+#include "plan/hugging_face_model.h"
 
 #include <algorithm>
 #include <array>
@@ -31,7 +31,7 @@ std::string Short(const Json& value) {
   return text;
 }
 
-// Like Json::parse, but a key twice and deep nesting are faults.
+// Like Json::parse, but a key twice and deep nesting are errors.
 Json ParseStrict(std::string_view text) {
   std::vector<std::set<std::string>> keys;
   const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
@@ -52,7 +52,7 @@ Json ParseStrict(std::string_view text) {
   }
 }
 
-// Values by key; faults name it.
+// Values by key; errors name it.
 class Reader {
  public:
   explicit Reader(const Json& json) : json_(json) {}
@@ -151,7 +151,7 @@ struct Experts {
 
 class Declaration {
  public:
-  Declaration(ForeignModel& model, const Common& common) : model_(model), common_(common) {
+  Declaration(HuggingFaceModel& model, const Common& common) : model_(model), common_(common) {
     model.width = common.width;
     model.layers = common.layers;
   }
@@ -239,7 +239,7 @@ class Declaration {
     model_.tensors.push_back(std::move(tensor));
   }
 
-  ForeignModel& model_;
+  HuggingFaceModel& model_;
   const Common& common_;
 };
 
@@ -248,12 +248,12 @@ Experts ReadExperts(const Reader& read, const char* count, const char* width) {
   return {experts, read.Whole("num_experts_per_tok", 1, experts), read.Dimension(width)};
 }
 
-void SetExperts(ForeignModel& model, const Experts& experts) {
+void SetExperts(HuggingFaceModel& model, const Experts& experts) {
   model.experts = experts.count;
   model.top_k = experts.top_k;
 }
 
-void ReadMixtral(const Reader& read, ForeignModel& model) {
+void ReadMixtral(const Reader& read, HuggingFaceModel& model) {
   const Common common(read);
   const Experts experts = ReadExperts(read, "num_local_experts", "intermediate_size");
   SetExperts(model, experts);
@@ -290,7 +290,7 @@ void ReadMixtral(const Reader& read, ForeignModel& model) {
       static_cast<float>(read.Number("router_aux_loss_coef", 0, 1e6, 0.001));
   config.tied_head = common.tied;
   config.weight_dtype = model.weight_dtype;
-  config.init_deviation = static_cast<float>(read.Number("initializer_range", 0, 10, 0.02));
+  config.init_std = static_cast<float>(read.Number("initializer_range", 0, 10, 0.02));
   try {
     config.Check();
   } catch (const Error& error) {
@@ -300,7 +300,7 @@ void ReadMixtral(const Reader& read, ForeignModel& model) {
   model.config = config;
 }
 
-void ReadOlmoe(const Reader& read, ForeignModel& model) {
+void ReadOlmoe(const Reader& read, HuggingFaceModel& model) {
   const Common common(read);
   const Experts experts = ReadExperts(read, "num_experts", "intermediate_size");
   SetExperts(model, experts);
@@ -315,7 +315,7 @@ void ReadOlmoe(const Reader& read, ForeignModel& model) {
   model.not_runnable = "norms of queries and keys";
 }
 
-void ReadQwen3Moe(const Reader& read, ForeignModel& model) {
+void ReadQwen3Moe(const Reader& read, HuggingFaceModel& model) {
   const Common common(read);
   const Experts experts = ReadExperts(read, "num_experts", "moe_intermediate_size");
   SetExperts(model, experts);
@@ -341,7 +341,7 @@ void ReadQwen3Moe(const Reader& read, ForeignModel& model) {
 }
 
 // Multi-head latent attention: queries and keys/values go through narrow latents with norms.
-void DeclareLatentAttention(const Reader& read, const Common& common, ForeignModel& model,
+void DeclareLatentAttention(const Reader& read, const Common& common, HuggingFaceModel& model,
                             Declaration& declare) {
   const int64_t layers = common.layers, heads = common.heads, width = common.width;
   const int64_t kv_rank = read.Dimension("kv_lora_rank");
@@ -376,7 +376,7 @@ void DeclareLatentAttention(const Reader& read, const Common& common, ForeignMod
   model.size.attention_width_sum = layers * heads * (query_width + value_width) / 2;
 }
 
-void ReadDeepSeek(const Reader& read, ForeignModel& model) {
+void ReadDeepSeek(const Reader& read, HuggingFaceModel& model) {
   const Common common(read);
   const Experts experts = ReadExperts(read, "n_routed_experts", "moe_intermediate_size");
   SetExperts(model, experts);
@@ -420,7 +420,7 @@ void ReadDeepSeek(const Reader& read, ForeignModel& model) {
 struct Family {
   std::string_view type;          // model_type
   std::string_view architecture;  // where model_type is missing
-  void (*read)(const Reader&, ForeignModel&);
+  void (*read)(const Reader&, HuggingFaceModel&);
 };
 constexpr Family kFamilies[] = {
     {"mixtral", "MixtralForCausalLM", ReadMixtral},
@@ -447,7 +447,7 @@ const Family& FamilyOf(const Reader& read, const Json& json) {
 
 }  // namespace
 
-ForeignModel ParseForeignModel(std::string_view text, const std::string& name) {
+HuggingFaceModel ParseHuggingFaceModel(std::string_view text, const std::string& name) {
   try {
     if (text.size() > kMaxFileBytes) {
       Fail("{} bytes are more than a config.json has ({})", text.size(), kMaxFileBytes);
@@ -456,7 +456,7 @@ ForeignModel ParseForeignModel(std::string_view text, const std::string& name) {
     if (!json.is_object()) Fail("not a JSON object");
     const Reader read(json);
     const Family& family = FamilyOf(read, json);
-    ForeignModel model;
+    HuggingFaceModel model;
     model.family = family.type;
     model.max_positions = read.Whole("max_position_embeddings", 1, kMaxDimension, 2048);
     const std::string dtype = read.Text("torch_dtype", read.Text("dtype", "bfloat16"));
@@ -468,7 +468,7 @@ ForeignModel ParseForeignModel(std::string_view text, const std::string& name) {
   }
 }
 
-ForeignModel ReadForeignModel(const std::string& path) {
+HuggingFaceModel ReadHuggingFaceModel(const std::string& path) {
   std::error_code error;
   if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)) {
     Fail("{}: not a file", path);
@@ -476,7 +476,7 @@ ForeignModel ReadForeignModel(const std::string& path) {
   if (const auto bytes = std::filesystem::file_size(path, error); !error && bytes > kMaxFileBytes) {
     Fail("{}: {} bytes are more than a config.json has ({})", path, bytes, kMaxFileBytes);
   }
-  return ParseForeignModel(ReadFile(path), path);
+  return ParseHuggingFaceModel(ReadFile(path), path);
 }
 
 }  // namespace terrace

@@ -1,4 +1,4 @@
-// block_code.h for SIMD kernels; compiled once for each instruction set.
+// block_quantization.h for SIMD kernels; compiled once for each instruction set.
 
 #if defined(TERRACE_OPTIM_KERNELS_BLOCK_CODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERRACE_OPTIM_KERNELS_BLOCK_CODE_INL_H_
@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "optim/kernels/block_code.h"
+#include "optim/kernels/block_quantization.h"
 #include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,7 +22,7 @@ using S32 = hn::Rebind<int32_t, F32>;
 
 // What codes stand for, in units of their block's scale.
 template <Code kCode>
-HWY_INLINE VF DecodeVector(const uint8_t* codes) {
+HWY_INLINE VF DequantizeVector(const uint8_t* codes) {
   using F = CodeFormat<kCode>;
   const VU unit = hn::Set(U32(), F::kUnitBits);
   const VF subtracted = hn::Set(F32(), F::kUnit);
@@ -46,10 +46,10 @@ HWY_INLINE VF DecodeVector(const uint8_t* codes) {
 struct SignedCode {
   uint8_t code;
 };
-HWY_INLINE VF Load(const SignedCode* from) { return DecodeVector<Code::kSigned>(&from->code); }
+HWY_INLINE VF Load(const SignedCode* from) { return DequantizeVector<Code::kSigned>(&from->code); }
 
 template <Code kCode>
-HWY_INLINE void EncodeVector(VF value, VF inverse, VU random16, uint8_t* codes) {
+HWY_INLINE void QuantizeVector(VF value, VF inverse, VU random16, uint8_t* codes) {
   using F = CodeFormat<kCode>;
   // The product is exact: with fused multiply-add or without, the sum is the same.
   const VF z = hn::MulAdd(hn::Abs(value), inverse, hn::Set(F32(), F::kUnit));
@@ -67,10 +67,10 @@ HWY_INLINE void EncodeVector(VF value, VF inverse, VU random16, uint8_t* codes) 
 
 // The first `units` units of a block to float32.
 template <Code kCode>
-HWY_INLINE void DecodeUnits(const uint8_t* codes, float scale, int64_t units, float* values) {
+HWY_INLINE void DequantizeUnits(const uint8_t* codes, float scale, int64_t units, float* values) {
   const VF scales = hn::Set(F32(), scale);
   for (int64_t at = 0; at < units * kUnit; at += kLanes) {
-    Store(hn::Mul(DecodeVector<kCode>(codes + at), scales), values + at);
+    Store(hn::Mul(DequantizeVector<kCode>(codes + at), scales), values + at);
   }
 }
 
@@ -87,8 +87,8 @@ struct LargestBits {
 // Codes the units of a block in order, given its largest magnitude. The block begins with that unit
 // of its stripe.
 template <Code kCode>
-struct UnitEncoder {
-  HWY_INLINE UnitEncoder(const LargestBits& largest, uint64_t stripe_key, int64_t first_unit)
+struct UnitQuantizer {
+  HWY_INLINE UnitQuantizer(const LargestBits& largest, uint64_t stripe_key, int64_t first_unit)
       : scale(ScaleOf(largest.Largest())),
         inverse(hn::Set(F32(), InverseScale(scale))),
         bits(stripe_key, first_unit) {}
@@ -96,9 +96,9 @@ struct UnitEncoder {
   HWY_INLINE void operator()(const float* values, uint8_t* codes) {
     for (int64_t at = 0; at < kHalfUnit; at += kLanes) {
       const UnitBits::Pair random = bits.Draw();
-      EncodeVector<kCode>(Load(values + at), inverse, random.low, codes + at);
-      EncodeVector<kCode>(Load(values + at + kHalfUnit), inverse, random.high,
-                          codes + at + kHalfUnit);
+      QuantizeVector<kCode>(Load(values + at), inverse, random.low, codes + at);
+      QuantizeVector<kCode>(Load(values + at + kHalfUnit), inverse, random.high,
+                            codes + at + kHalfUnit);
     }
   }
 
@@ -115,9 +115,9 @@ struct UnitEncoder {
 
 // The same for the first `units` units of a block; returns the scale.
 template <Code kCode>
-HWY_INLINE float EncodeUnits(const float* values, const LargestBits& largest, int64_t units,
-                             uint64_t stripe_key, int64_t first_unit, uint8_t* codes) {
-  UnitEncoder<kCode> encode(largest, stripe_key, first_unit);
+HWY_INLINE float QuantizeUnits(const float* values, const LargestBits& largest, int64_t units,
+                               uint64_t stripe_key, int64_t first_unit, uint8_t* codes) {
+  UnitQuantizer<kCode> encode(largest, stripe_key, first_unit);
   for (int64_t at = 0; at < units * kUnit; at += kUnit) encode(values + at, codes + at);
   return encode.Finish(units, codes);
 }
@@ -125,16 +125,16 @@ HWY_INLINE float EncodeUnits(const float* values, const LargestBits& largest, in
 // Calls block(first, units, pointers...) for each block of arrays of `count` elements, with the
 // pointers at its first element, or at zero-padded copies in a block that is no multiple of a unit.
 template <typename Block, typename... T>
-HWY_INLINE void ForCodeBlocks(int64_t count, const Block& block, T*... arrays) {
-  for (int64_t at = 0; at < count; at += kCodeBlock) {
-    const int64_t length = count - at < kCodeBlock ? count - at : kCodeBlock;
+HWY_INLINE void ForQuantizedBlocks(int64_t count, const Block& block, T*... arrays) {
+  for (int64_t at = 0; at < count; at += kQuantizationBlock) {
+    const int64_t length = count - at < kQuantizationBlock ? count - at : kQuantizationBlock;
     if (length % kUnit == 0) {
       block(at, length / kUnit, (arrays + at)...);
     } else {
-      [&](Padded<std::remove_const_t<T>, kCodeBlock>... padded) HWY_ATTR {
+      [&](Padded<std::remove_const_t<T>, kQuantizationBlock>... padded) HWY_ATTR {
         block(at, length / kUnit + 1, static_cast<T*>(padded.elements)...);
         (padded.CopyTo(arrays + at, length), ...);
-      }(Padded<std::remove_const_t<T>, kCodeBlock>(arrays + at, length)...);
+      }(Padded<std::remove_const_t<T>, kQuantizationBlock>(arrays + at, length)...);
     }
   }
 }

@@ -1,18 +1,18 @@
-// Moments in 8 bits by block: what the kernels store is what block_code.h says of the float32
-// moments, and training with them stays close to training without.
+// Moments in 8 bits by block: what the kernels store is what block_quantization.h says of the
+// float32 moments, and training with them stays close to training without.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "optim/kernels/block_code.h"
+#include "optim/kernels/block_quantization.h"
 #include "optim/rule_testing.h"
 
 namespace terrace {
 namespace {
 
 using kernels::Code;
-using kernels::kCodeBlock;
+using kernels::kQuantizationBlock;
 using kernels::kStripe;
 
 const Settings kExact = {{"momentum", "int8"}, {"second_moment", "exact"}};
@@ -39,24 +39,24 @@ struct Place {
 };
 Place PlaceOf(int64_t element, int64_t length) {
   const int64_t row = element / length, column = element % length;
-  return {row * kernels::CodeBlocks(length) + column / kCodeBlock,
+  return {row * kernels::CodeBlocks(length) + column / kQuantizationBlock,
           row * ((length + kStripe - 1) / kStripe) + column / kStripe, column % kStripe};
 }
 
 template <Code kCode>
-std::vector<float> Decoded(const TensorView& codes, const TensorView& scales, int64_t length) {
+std::vector<float> Dequantized(const TensorView& codes, const TensorView& scales, int64_t length) {
   std::vector<float> values(static_cast<size_t>(codes.size()));
   for (int64_t i = 0; i < codes.size(); ++i) {
-    values[i] = kernels::Decode<kCode>(codes.as<uint8_t>()[i],
-                                       scales.as<float>()[PlaceOf(i, length).scale]);
+    values[i] = kernels::Dequantize<kCode>(codes.as<uint8_t>()[i],
+                                           scales.as<float>()[PlaceOf(i, length).scale]);
   }
   return values;
 }
 
 // That codes and scales are those of float32 values.
 template <Code kCode>
-void ExpectCodesOf(const TensorView& exact, const TensorView& codes, const TensorView& scales,
-                   int64_t length, uint64_t key) {
+void ExpectQuantized(const TensorView& exact, const TensorView& codes, const TensorView& scales,
+                     int64_t length, uint64_t key) {
   std::vector<uint32_t> largest(static_cast<size_t>(scales.size()));
   const float* values = exact.as<float>();
   for (int64_t i = 0; i < exact.size(); ++i) {
@@ -69,7 +69,7 @@ void ExpectCodesOf(const TensorView& exact, const TensorView& codes, const Tenso
     ASSERT_EQ(scales.as<float>()[place.scale], scale) << "element " << i;
     const uint32_t random =
         kernels::RoundingBits(kernels::StripeKey(key, place.stripe), place.offset);
-    ASSERT_EQ(codes.as<uint8_t>()[i], kernels::Encode<kCode>(values[i], scale, random))
+    ASSERT_EQ(codes.as<uint8_t>()[i], kernels::Quantize<kCode>(values[i], scale, random))
         << "element " << i << " of " << values[i];
   }
 }
@@ -85,57 +85,57 @@ std::vector<float> Gradient(int64_t size, int step) {
 
 // The float32 rule, given the moments that the codes say at each step, has the same weights, and
 // its moments round to the codes that come next.
-TEST(CodedStateTest, AdamW8BitIsAdamWOnTheDecodedMoments) {
+TEST(QuantizedStateTest, AdamW8BitIsAdamWOnTheDequantizedMoments) {
   for (const Shape& shape : Shapes()) {
     SCOPED_TRACE(shape.ToString());
-    RuleBench coded("adamw8bit", {}, 0.1f, shape);
+    RuleBench quantized("adamw8bit", {}, 0.1f, shape);
     RuleBench exact("adamw", {}, 0.1f, shape);
-    ASSERT_EQ(coded.state()[0].dtype, DType::kU8);
-    for (RuleBench* bench : {&coded, &exact}) {
+    ASSERT_EQ(quantized.state()[0].dtype, DType::kU8);
+    for (RuleBench* bench : {&quantized, &exact}) {
       Fill(bench->weight(), RandomValues(shape.size(), 0.5, 1));
       bench->context().gradient_scale = 0.37f;
     }
     for (int step = 0; step < 3; ++step) {
-      const auto& state = coded.state();
-      Fill(exact.state()[0], Decoded<Code::kSigned>(state[0], state[1], shape.size()));
-      Fill(exact.state()[1], Decoded<Code::kUnsigned>(state[2], state[3], shape.size()));
-      for (RuleBench* bench : {&coded, &exact}) {
+      const auto& state = quantized.state();
+      Fill(exact.state()[0], Dequantized<Code::kSigned>(state[0], state[1], shape.size()));
+      Fill(exact.state()[1], Dequantized<Code::kUnsigned>(state[2], state[3], shape.size()));
+      for (RuleBench* bench : {&quantized, &exact}) {
         bench->SetGradient(Gradient(shape.size(), step));
         bench->Step();
       }
-      ASSERT_EQ(ValuesOf(coded.weight()), ValuesOf(exact.weight())) << "step " << step;
-      const uint64_t key = coded.context().rounding_key;
-      ExpectCodesOf<Code::kSigned>(exact.state()[0], state[0], state[1], shape.size(),
-                                   kernels::MomentumKey(key));
-      ExpectCodesOf<Code::kUnsigned>(exact.state()[1], state[2], state[3], shape.size(),
-                                     kernels::SecondMomentKey(key));
+      ASSERT_EQ(ValuesOf(quantized.weight()), ValuesOf(exact.weight())) << "step " << step;
+      const uint64_t key = quantized.context().rounding_key;
+      ExpectQuantized<Code::kSigned>(exact.state()[0], state[0], state[1], shape.size(),
+                                     kernels::MomentumKey(key));
+      ExpectQuantized<Code::kUnsigned>(exact.state()[1], state[2], state[3], shape.size(),
+                                       kernels::SecondMomentKey(key));
     }
   }
 }
 
 // skewadam's update is of the momentum as it is stored: one step leaves the codes of the float32
 // momentum.
-TEST(CodedStateTest, SkewAdamStoresTheCodesOfItsMomentum) {
+TEST(QuantizedStateTest, SkewAdamStoresItsMomentumQuantized) {
   for (const Settings& settings : {kExact, kFactored}) {
     for (const Shape& shape : Shapes()) {
       SCOPED_TRACE(TextOf(settings) + shape.ToString());
       const int64_t length = shape.rank() == 2 ? shape[1] : shape.size();
-      RuleBench coded("skewadam", settings, 0, shape);
+      RuleBench quantized("skewadam", settings, 0, shape);
       RuleBench exact("skewadam", With(settings, "momentum", "f32"), 0, shape);
-      EXPECT_EQ(coded.state()[1].shape, kernels::CodeScales(shape));
-      for (RuleBench* bench : {&coded, &exact}) {
+      EXPECT_EQ(quantized.state()[1].shape, kernels::QuantizationScales(shape));
+      for (RuleBench* bench : {&quantized, &exact}) {
         Fill(bench->weight(), std::vector<float>(shape.size()));
         bench->context().gradient_scale = 0.37f;
       }
       for (int step = 0; step < 3; ++step) {
-        const auto& state = coded.state();
-        Fill(exact.state()[0], Decoded<Code::kSigned>(state[0], state[1], length));
-        for (RuleBench* bench : {&coded, &exact}) {
+        const auto& state = quantized.state();
+        Fill(exact.state()[0], Dequantized<Code::kSigned>(state[0], state[1], length));
+        for (RuleBench* bench : {&quantized, &exact}) {
           bench->SetGradient(Gradient(shape.size(), step));
           bench->Step();
         }
-        ExpectCodesOf<Code::kSigned>(exact.state()[0], state[0], state[1], length,
-                                     kernels::MomentumKey(coded.context().rounding_key));
+        ExpectQuantized<Code::kSigned>(exact.state()[0], state[0], state[1], length,
+                                       kernels::MomentumKey(quantized.context().rounding_key));
         // The second moment has nothing to do with the momentum.
         for (size_t i = 1; i < exact.state().size(); ++i) {
           ASSERT_EQ(ValuesOf(state[i + 1]), ValuesOf(exact.state()[i])) << "step " << step;
@@ -145,8 +145,8 @@ TEST(CodedStateTest, SkewAdamStoresTheCodesOfItsMomentum) {
   }
 }
 
-// The update is the formula's on the decoded momentum: w = -lr * u / max(1, RMS(u)) from w = 0.
-TEST(CodedStateTest, SkewAdamStepsByTheStoredMomentum) {
+// The update is the formula's on the dequantized momentum: w = -lr * u / max(1, RMS(u)) from w = 0.
+TEST(QuantizedStateTest, SkewAdamStepsByTheStoredMomentum) {
   for (const Settings& settings : {kExact, kFactored}) {
     for (const Shape& shape : Shapes()) {
       SCOPED_TRACE(TextOf(settings) + shape.ToString());
@@ -157,7 +157,7 @@ TEST(CodedStateTest, SkewAdamStepsByTheStoredMomentum) {
       bench.SetGradient(RandomValues(shape.size(), 0.01, 2));
       bench.Step();
       const auto& state = bench.state();
-      const std::vector<float> m = Decoded<Code::kSigned>(state[0], state[1], length);
+      const std::vector<float> m = Dequantized<Code::kSigned>(state[0], state[1], length);
       const std::vector<float> v = ValuesOf(state[2]);
       const std::vector<float> columns = factored ? ValuesOf(state[3]) : std::vector<float>();
       double mean = 0;
@@ -184,7 +184,7 @@ TEST(CodedStateTest, SkewAdamStepsByTheStoredMomentum) {
 
 // How a second moment of 0.999 gets anywhere: by chance, in the right proportion. With rounding to
 // nearest both would stay at their first value.
-TEST(CodedStateTest, MomentsAreUnbiased) {
+TEST(QuantizedStateTest, MomentsAreUnbiased) {
   constexpr int kSteps = 400;
   constexpr int64_t kSize = 8192;
   const auto expect_mean = [](const std::vector<float>& values, double expected) {
@@ -205,9 +205,9 @@ TEST(CodedStateTest, MomentsAreUnbiased) {
     adamw.Step();
   }
   const auto& state = adamw.state();
-  expect_mean(Decoded<Code::kSigned>(state[0], state[1], kSize),
+  expect_mean(Dequantized<Code::kSigned>(state[0], state[1], kSize),
               1 - std::pow(0.99, kSteps) + 0.01 * std::pow(0.99, kSteps - 1));
-  expect_mean(Decoded<Code::kUnsigned>(state[2], state[3], kSize),
+  expect_mean(Dequantized<Code::kUnsigned>(state[2], state[3], kSize),
               1 - std::pow(0.999, kSteps) + 3 * 0.001 * std::pow(0.999, kSteps - 1));
 
   for (const Settings& settings : {kExact, kFactored}) {
@@ -217,7 +217,7 @@ TEST(CodedStateTest, MomentsAreUnbiased) {
       bench.SetGradient(std::vector<float>(kSize, 1));
       bench.Step();
     }
-    expect_mean(Decoded<Code::kSigned>(bench.state()[0], bench.state()[1], kSize / 64),
+    expect_mean(Dequantized<Code::kSigned>(bench.state()[0], bench.state()[1], kSize / 64),
                 1 - std::pow(0.99, kSteps));
   }
 }
@@ -228,23 +228,23 @@ TEST(CodedStateTest, MomentsAreUnbiased) {
 // (1 / 8) * E|g^2 - v| * (1 - beta2) a step, of which 2 (1 - beta2) is forgotten: deviation of v
 // below sqrt(1 / 16) = 0.25, of its root 0.125. Together an update is within 0.19 of adamw's, as a
 // root mean square; errors of the momentum average out over steps.
-TEST(CodedStateTest, AdamW8BitTrainsAlongAdamW) {
+TEST(QuantizedStateTest, AdamW8BitTrainsAlongAdamW) {
   constexpr int kSteps = 300;
   const Shape shape{64, 300};
   for (const double beta2 : {0.95, 0.999}) {
-    RuleBench coded("adamw8bit", {{"beta2", beta2}}, 0, shape);
+    RuleBench quantized("adamw8bit", {{"beta2", beta2}}, 0, shape);
     RuleBench exact("adamw", {{"beta2", beta2}}, 0, shape);
-    for (RuleBench* bench : {&coded, &exact}) {
+    for (RuleBench* bench : {&quantized, &exact}) {
       Fill(bench->weight(), std::vector<float>(shape.size()));
       bench->context().learning_rate = 1e-3f;
     }
     for (int step = 0; step < kSteps; ++step) {
-      for (RuleBench* bench : {&coded, &exact}) {
+      for (RuleBench* bench : {&quantized, &exact}) {
         bench->SetGradient(RandomValues(shape.size(), 0.01, 2 + step));
         bench->Step();
       }
     }
-    const std::vector<float> a = ValuesOf(coded.weight()), b = ValuesOf(exact.weight());
+    const std::vector<float> a = ValuesOf(quantized.weight()), b = ValuesOf(exact.weight());
     double differences = 0, changes = 0;
     for (size_t i = 0; i < a.size(); ++i) {
       differences += (a[i] - b[i]) * (a[i] - b[i]);
@@ -258,7 +258,7 @@ TEST(CodedStateTest, AdamW8BitTrainsAlongAdamW) {
 
 // An element whose gradient is far below its block's: no update explodes because its second moment
 // is lost.
-TEST(CodedStateTest, QuietElementsOfALoudBlockStayBounded) {
+TEST(QuantizedStateTest, QuietElementsOfALoudBlockStayBounded) {
   constexpr int64_t kSize = 256;
   for (const float quiet : {1e-4f, 1e-7f, 1e-10f, 1e-13f}) {
     RuleBench bench("adamw8bit", {{"eps", 1e-15}}, 0, {kSize});
@@ -280,8 +280,8 @@ TEST(CodedStateTest, QuietElementsOfALoudBlockStayBounded) {
   }
 }
 
-TEST(CodedStateTest, FaultsStayVisibleInTheirBlock) {
-  for (const float fault :
+TEST(QuantizedStateTest, BadValuesStayVisibleInTheirBlock) {
+  for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const auto& [rule, settings] : std::vector<std::pair<std::string, Settings>>{
              {"adamw8bit", {}}, {"skewadam", kExact}, {"skewadam", kFactored}}) {
@@ -289,19 +289,20 @@ TEST(CodedStateTest, FaultsStayVisibleInTheirBlock) {
       RuleBench bench(rule, settings, 0, {1, 600});
       Fill(bench.weight(), std::vector<float>(600));
       std::vector<float> gradient = RandomValues(600, 0.01, 2);
-      gradient[300] = fault;
+      gradient[300] = bad;
       bench.SetGradient(gradient);
       bench.Step();
       bench.SetGradient(RandomValues(600, 0.01, 3));
       bench.Step();
-      const std::vector<float> m = Decoded<Code::kSigned>(bench.state()[0], bench.state()[1], 600);
+      const std::vector<float> m =
+          Dequantized<Code::kSigned>(bench.state()[0], bench.state()[1], 600);
       for (int64_t i = 0; i < 600; ++i) EXPECT_EQ(std::isnan(m[i]), i >= 256 && i < 512) << i;
       EXPECT_TRUE(std::isnan(ValuesOf(bench.weight())[300]));
     }
   }
 }
 
-TEST(CodedStateTest, ZerosStayZeros) {
+TEST(QuantizedStateTest, ZerosStayZeros) {
   for (const auto& [rule, settings] : std::vector<std::pair<std::string, Settings>>{
            {"adamw8bit", {}}, {"skewadam", kExact}, {"skewadam", kFactored}}) {
     RuleBench bench(rule, settings, 0, {3, 300});
