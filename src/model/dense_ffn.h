@@ -1,10 +1,10 @@
-// Dense feed-forward: x += (silu(y * gate_proj^T) * (y * up_proj^T)) * down_proj^T with y =
-// norm(x).
+// Dense feed-forward: x += SwiGLU(norm(x)).
 //
 // Letters as in backend/backend.h.
 #pragma once
 
 #include "model/sub_layer.h"
+#include "model/swiglu_path.h"
 
 namespace terrace {
 
@@ -21,10 +21,8 @@ class DenseFfn final : public SubLayer {
 
   Backend& backend_;
   NormLayer norm_;
-  DType dtype_;                 // compute
-  const Parameter* gate_proj_;  // [F, D] gate
-  const Parameter* up_proj_;    // [F, D] up
-  const Parameter* down_proj_;  // [D, F] down
+  DType dtype_;  // compute
+  SwiGluPath path_;
 };
 
 }  // namespace terrace
