@@ -21,6 +21,7 @@
 #include <string_view>
 
 #include "core/arena.h"
+#include "core/ignored_target.h"
 #include "core/tensor.h"
 
 namespace terrace {
@@ -70,9 +71,6 @@ struct RouterStatistics {
   double entropy = 0;   // mean over tokens of the entropy of `probabilities`, in nats
   int64_t tokens = 0;   // counted tokens
 };
-
-// A target of this value: the token has no loss, and does not count in balance statistics.
-inline constexpr int32_t kIgnoredTarget = -1;
 
 class Backend {
  public:
@@ -182,8 +180,6 @@ class Backend {
   virtual void Zero(TensorView x) = 0;
   // y = x, converted where dtypes differ (round to nearest).
   virtual void Copy(TensorView x, TensorView y) = 0;
-  // y += x; any dtypes.
-  virtual void Add(TensorView x, TensorView y) = 0;
   // Sum of squares; the order of summation depends on the size only. 0 in a dry run.
   virtual double SumOfSquares(TensorView x) = 0;
 

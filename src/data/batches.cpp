@@ -27,7 +27,7 @@ void ReadWindow(const Dataset& dataset, int64_t first, std::vector<int32_t>& win
   std::copy_n(window.begin(), pairs, inputs.begin());
   std::fill(inputs.begin() + static_cast<int64_t>(pairs), inputs.end(), 0);
   std::copy_n(window.begin() + 1, pairs, targets.begin());
-  std::fill(targets.begin() + static_cast<int64_t>(pairs), targets.end(), kNoTarget);
+  std::fill(targets.begin() + static_cast<int64_t>(pairs), targets.end(), kIgnoredTarget);
 }
 
 void CheckShape(int64_t B, int64_t T, size_t inputs, size_t targets) {

@@ -8,12 +8,10 @@
 #include <cstdint>
 #include <span>
 
+#include "core/ignored_target.h"
 #include "data/dataset.h"
 
 namespace terrace {
-
-// A target that takes no part in the loss; backend/backend.h has the same.
-inline constexpr int32_t kNoTarget = -1;
 
 // A pseudo-random bijection of [0, size), one a key, without memory: a Feistel network over
 // the next even power of two, walked until it lands within (Black and Rogaway, CT-RSA 2002).
@@ -42,7 +40,7 @@ class TrainBatches {
 };
 
 // Batches that go through a dataset once, in order. Where the windows, or the tokens of the last
-// window, run out, inputs are 0 and targets kNoTarget.
+// window, run out, inputs are 0 and targets kIgnoredTarget.
 class EvaluationBatches {
  public:
   // The first `max_windows` windows, or all there are. Throws Error when the dataset has fewer
@@ -51,7 +49,7 @@ class EvaluationBatches {
 
   int64_t batches() const;
   int64_t windows() const { return windows_; }
-  // Targets that are not kNoTarget, over all batches.
+  // Targets that are not kIgnoredTarget, over all batches.
   int64_t targets() const;
 
   // As TrainBatches::Read, for index in [0, batches()).

@@ -56,13 +56,28 @@ std::vector<TensorView> ViewsOf(const Parameters& parameters) {
   return views;
 }
 
+// Parts of names as versions up to 0.1 wrote them.
+constexpr std::pair<std::string_view, std::string_view> kFormerNames[] = {
+    {".gate_proj.", ".w1."}, {".up_proj.", ".w2."}, {".down_proj.", ".w3."}};
+
+// The name under which a file of an earlier version has what is called `name` now.
+std::string FormerName(std::string name) {
+  for (const auto& [now, before] : kFormerNames) {
+    const size_t at = name.find(now);
+    if (at != std::string::npos) return name.replace(at, now.size(), before);
+  }
+  return name;
+}
+
 void ReadTensors(const fs::path& path, std::span<const TensorView> views) {
   const SafetensorsReader reader(path);
   std::set<std::string> rest;
   for (const std::string& name : reader.names()) rest.insert(name);
   for (const TensorView& view : views) {
-    reader.Read(view.name, view);
-    rest.erase(view.name);
+    const std::string former = FormerName(view.name);
+    const std::string name = reader.Has(view.name) || !reader.Has(former) ? view.name : former;
+    reader.Read(name, view);
+    rest.erase(name);
   }
   if (!rest.empty()) Fail("{}: tensor {} has no place in the model", path.string(), *rest.begin());
 }
@@ -148,9 +163,11 @@ RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& op
     if (StepOf(checkpoint).value_or(state.step) != state.step) {
       Fail("{}: is of step {}, unlike its folder", path.string(), state.step);
     }
+    const Json& steps = json.at("tensor_steps");
     for (const Parameter& parameter : model.parameters()) {
+      const std::string& name = parameter.name;
       optimizer.steps()[static_cast<size_t>(parameter.id)] =
-          json.at("tensor_steps").at(parameter.name).get<int64_t>();
+          steps.at(steps.contains(name) ? name : FormerName(name)).get<int64_t>();
     }
   } catch (const Json::exception&) {
     Fail("{}: is damaged (not the JSON of a checkpoint)", path.string());

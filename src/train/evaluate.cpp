@@ -9,8 +9,6 @@
 
 namespace terrace {
 
-static_assert(kNoTarget == kIgnoredTarget);
-
 namespace {
 
 EvaluationBatches BatchesOf(const Dataset& dataset, const EvaluationShape& shape) {
@@ -33,7 +31,7 @@ Evaluation Evaluate(Model& model, const Dataset& dataset, const EvaluationShape&
   for (int64_t index = 0; index < batches.batches(); ++index) {
     batches.Read(index, batch.inputs.span<int32_t>(), targets);
     for (int32_t target : targets) {
-      if (target != kNoTarget) ++counts[static_cast<size_t>(target)];
+      if (target != kIgnoredTarget) ++counts[static_cast<size_t>(target)];
     }
     loss += ForwardLoss(model, batch);
   }

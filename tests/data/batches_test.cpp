@@ -171,7 +171,7 @@ TEST(EvaluationBatches, CoverEveryTargetOnceInOrder) {
     for (int64_t index = 0; index < batches.batches(); ++index) {
       const Batch batch = Read(batches, index, 60);
       for (size_t i = 0; i < 60; ++i) {
-        if (batch.targets[i] == kNoTarget) {
+        if (batch.targets[i] == kIgnoredTarget) {
           EXPECT_EQ(batch.inputs[i], 0);
           continue;
         }
@@ -194,8 +194,8 @@ TEST(EvaluationBatches, StopAfterTheWindowsAskedFor) {
   const Batch batch = Read(batches, 1, 40);
   EXPECT_EQ(batch.inputs[10], 50);
   EXPECT_EQ(batch.targets[19], 60);
-  EXPECT_EQ(batch.targets[20], kNoTarget);
-  EXPECT_EQ(batch.targets[39], kNoTarget);
+  EXPECT_EQ(batch.targets[20], kIgnoredTarget);
+  EXPECT_EQ(batch.targets[39], kIgnoredTarget);
   EXPECT_THROW(Read(batches, 2, 40), Error);
 }
 

@@ -688,12 +688,6 @@ void ReferenceBackend::Copy(TensorView x, TensorView y) {
   for (int64_t i = 0; i < x.size(); ++i) SetElement(y, i, ElementAt(x, i));
 }
 
-void ReferenceBackend::Add(TensorView x, TensorView y) {
-  TERRACE_CHECK(x.size() == y.size(), "{}: {} to {}", x.name, x.size(), y.size());
-  if (dry()) return;
-  for (int64_t i = 0; i < x.size(); ++i) Put(y, i, ElementAt(x, i), true);
-}
-
 double ReferenceBackend::SumOfSquares(TensorView x) {
   if (dry()) return 0;
   double sum = 0;

@@ -67,7 +67,6 @@ class ReferenceBackend final : public Backend {
 
   void Zero(TensorView x) override;
   void Copy(TensorView x, TensorView y) override;
-  void Add(TensorView x, TensorView y) override;
   double SumOfSquares(TensorView x) override;
 };
 

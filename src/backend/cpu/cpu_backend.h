@@ -74,7 +74,6 @@ class CpuBackend final : public Backend {
   // elementwise.cpp
   void Zero(TensorView x) override;
   void Copy(TensorView x, TensorView y) override;
-  void Add(TensorView x, TensorView y) override;
   double SumOfSquares(TensorView x) override;
 
  private:

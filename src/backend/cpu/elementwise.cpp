@@ -1,4 +1,4 @@
-// Zero, copy, add, sum of squares.
+// Zero, copy, sum of squares.
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
@@ -16,8 +16,6 @@ namespace terrace {
 namespace HWY_NAMESPACE {
 namespace {
 
-using BinaryKernel = void (*)(const TensorView& x, const TensorView& y, int64_t begin, int64_t end);
-
 template <typename X, typename Y>
 void ConvertOf(const TensorView& x, const TensorView& y, int64_t begin, int64_t end) {
   const X* from = x.as<X>() + begin;
@@ -26,23 +24,8 @@ void ConvertOf(const TensorView& x, const TensorView& y, int64_t begin, int64_t 
            [=](auto d, int64_t i) HWY_ATTR { StoreLanes(LoadLanes(d, from + i), d, to + i); });
 }
 
-template <typename X, typename Y>
-void AddOf(const TensorView& x, const TensorView& y, int64_t begin, int64_t end) {
-  const X* from = x.as<X>() + begin;
-  Y* to = y.as<Y>() + begin;
-  ForLanes(end - begin, [=](auto d, int64_t i) HWY_ATTR {
-    StoreLanes(hn::Add(LoadLanes(d, to + i), LoadLanes(d, from + i)), d, to + i);
-  });
-}
-
 void ConvertBlock(const TensorView& x, const TensorView& y, int64_t begin, int64_t end) {
   (IsBF16(x) ? ConvertOf<BF16, float> : ConvertOf<float, BF16>)(x, y, begin, end);
-}
-
-void AddBlock(const TensorView& x, const TensorView& y, int64_t begin, int64_t end) {
-  static constexpr BinaryKernel kKernels[2][2] = {{AddOf<float, float>, AddOf<float, BF16>},
-                                                  {AddOf<BF16, float>, AddOf<BF16, BF16>}};
-  kKernels[IsBF16(x)][IsBF16(y)](x, y, begin, end);
 }
 
 // Squares are taken and summed in float64: exact for one element, and free of overflow.
@@ -82,7 +65,6 @@ HWY_AFTER_NAMESPACE();
 namespace terrace {
 
 HWY_EXPORT(ConvertBlock);
-HWY_EXPORT(AddBlock);
 HWY_EXPORT(SumOfSquaresBlock);
 
 void CpuBackend::Zero(TensorView x) {
@@ -108,16 +90,6 @@ void CpuBackend::Copy(TensorView x, TensorView y) {
     } else {
       HWY_DYNAMIC_DISPATCH(ConvertBlock)(x, y, begin, end);
     }
-  });
-}
-
-void CpuBackend::Add(TensorView x, TensorView y) {
-  CheckSize(y, x.size());
-  CheckFloat(x);
-  CheckFloat(y);
-  if (dry()) return;
-  ParallelFor(x.size(), kBlockElements, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(AddBlock)(x, y, begin, end);
   });
 }
 
