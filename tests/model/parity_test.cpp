@@ -22,7 +22,7 @@ TEST_P(ParityTest, LogitsLossesAndGradients) {
 
   double sum = 0;
   for (const Parameter& parameter : model->parameters()) {
-    const TensorView expected = reader_.Find("grad." + parameter.name);
+    const TensorView expected = Find("grad.", parameter);
     ASSERT_TRUE(sink.gradients.contains(parameter.name)) << parameter.name;
     const std::vector<float>& gradient = sink.gradients.at(parameter.name);
     EXPECT_LE(RelativeError(gradient, expected.span<float>()), 1e-4) << parameter.name;
@@ -38,7 +38,9 @@ TEST_P(ParityTest, ParameterNames) {
   for (const std::string& name : reader_.names()) {
     if (name.starts_with("weight.")) expected.push_back(name.substr(7));
   }
-  for (const Parameter& parameter : ParametersOf(Config())) actual.push_back(parameter.name);
+  for (const Parameter& parameter : ParametersOf(Config())) {
+    actual.push_back(PublishedName(parameter.name));
+  }
   std::sort(expected.begin(), expected.end());
   std::sort(actual.begin(), actual.end());
   EXPECT_EQ(actual, expected);

@@ -49,10 +49,26 @@ class ReferenceModelTest : public ModelTest {
 
   void LoadWeights(Model& model) const {
     for (Parameter& parameter : model.parameters()) {
-      const TensorView given = reader_.Find("weight." + parameter.name);
+      const TensorView given = Find("weight.", parameter);
       ASSERT_EQ(given.shape, parameter.value.shape) << parameter.name;
       std::memcpy(parameter.value.data, given.data, given.bytes());
     }
+  }
+
+  // As the file names a parameter: it calls an expert's projections w1, w2 and w3.
+  static std::string PublishedName(std::string name) {
+    constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+        {"gate_proj", "w1"}, {"up_proj", "w2"}, {"down_proj", "w3"}};
+    for (const auto& [ours, theirs] : kNames) {
+      if (const size_t at = name.find(ours); at != std::string::npos) {
+        name.replace(at, ours.size(), theirs);
+      }
+    }
+    return name;
+  }
+  // A parameter's tensor of a kind: "weight.", "grad.".
+  TensorView Find(const std::string& kind, const Parameter& parameter) const {
+    return reader_.Find(kind + PublishedName(parameter.name));
   }
 
   SafetensorsReader reader_;

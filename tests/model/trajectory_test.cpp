@@ -61,11 +61,11 @@ class TrajectoryTest : public ReferenceModelTest {
       EXPECT_NEAR(report.update.gradient_norm, norm, 1e-3 * norm) << "step " << step;
     }
     for (const Parameter& parameter : model->parameters()) {
-      const TensorView expected = reader_.Find("after_" + policy_name + "." + parameter.name);
+      const TensorView expected = Find("after_" + policy_name + ".", parameter);
       EXPECT_LE(RelativeError(parameter.value.span<float>(), expected.span<float>()), 1e-3)
           << parameter.name;
       // The bound is tighter than what training moved.
-      const TensorView before = reader_.Find("weight." + parameter.name);
+      const TensorView before = Find("weight.", parameter);
       EXPECT_GT(RelativeError(parameter.value.span<float>(), before.span<float>()), 2e-3)
           << parameter.name;
     }
