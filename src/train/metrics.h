@@ -37,7 +37,7 @@ struct StepMetrics {
   double seconds = 0;  // of this step
   double tokens_per_second = 0;
   double flops_per_second = 0;  // of the model's matrix products, recomputation not counted
-  double mfu = 0;               // of MeasureProductFlops
+  double mfu = 0;  // model FLOPs utilization: flops_per_second over MeasureProductFlops
   int64_t planned_peak_bytes = 0;
   int64_t ledger_peak_bytes = 0;
   CategoryBytes ledger_at_peak_bytes{};  // the same by category
