@@ -112,11 +112,12 @@ std::filesystem::path SaveCheckpoint(const fs::path& checkpoints, int64_t keep,
     json["checksum"] = ChecksumOfState(json);
     WriteFileAtomically(temporary / "state.json", json.dump(1) + "\n");
     WriteFileAtomically(temporary / "config.toml", config_toml);
-    fs::rename(temporary, folder);
+    fs::rename(temporary, folder, error);
+    if (error) Fail("{}: cannot rename: {}", temporary.string(), error.message());
     SyncFolder(checkpoints);
-  } catch (const std::exception& failure) {
+  } catch (...) {
     fs::remove_all(temporary, error);
-    throw Error(failure.what());
+    throw;
   }
   const auto all = CheckpointsIn(checkpoints);
   for (size_t i = static_cast<size_t>(keep); i < all.size(); ++i) RemoveCheckpoint(all[i].second);

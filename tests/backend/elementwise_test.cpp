@@ -140,11 +140,11 @@ TEST_P(ElementwiseTest, DryRunsTakeTheSameScratch) {
 
 TEST_P(ElementwiseTest, WrongSizesAndDtypesAreRefused) {
   const TensorView x = Normals(DType::kF32, {4});
-  EXPECT_THROW(cpu_.Copy(x, New(DType::kF32, {5})), Error);
-  EXPECT_THROW(cpu_.Copy(x, New(DType::kI32, {4})), Error);
-  EXPECT_THROW(cpu_.Add(x, New(DType::kF32, {5})), Error);
-  EXPECT_THROW(cpu_.Add(New(DType::kI32, {4}), x), Error);
-  EXPECT_THROW(cpu_.SumOfSquares(New(DType::kI64, {4})), Error);
+  EXPECT_THROW(cpu_.Copy(x, New(DType::kF32, {5})), InternalError);
+  EXPECT_THROW(cpu_.Copy(x, New(DType::kI32, {4})), InternalError);
+  EXPECT_THROW(cpu_.Add(x, New(DType::kF32, {5})), InternalError);
+  EXPECT_THROW(cpu_.Add(New(DType::kI32, {4}), x), InternalError);
+  EXPECT_THROW(cpu_.SumOfSquares(New(DType::kI64, {4})), InternalError);
 }
 
 }  // namespace

@@ -261,6 +261,15 @@ TEST(ReportTest, SaysWhatAHuggingFacePlanLeavesOut) {
   EXPECT_THROW(LoadSubject("no-such-preset", "", {}), Error);
 }
 
+// Only an error of the settings means that they do not fit.
+TEST(AdviceTest, ABrokenContractIsNotAdvice) {
+  const RunConfig config = Preset110m().config;
+  const Planner refusing = [](const RunConfig&) -> int64_t { Fail("policy: refused"); };
+  EXPECT_EQ(Advise(config, 1, refusing).planned, 0);
+  const Planner broken = [](const RunConfig&) -> int64_t { throw InternalError("scratch"); };
+  EXPECT_THROW(Advise(config, 1, broken), InternalError);
+}
+
 // A POSIX extended regular expression: GCC 12 warns inside std::regex.
 class Pattern {
  public:
