@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 
 namespace terrace {
@@ -120,7 +121,7 @@ void MetricsFile::Append(const StepMetrics& metrics) {
 }
 
 void MetricsFile::Sync() {
-  if (fsync(fileno(file_.get())) != 0) {
+  if (!SyncDescriptor(fileno(file_.get()))) {
     Fail("{}: cannot write: {}", path_.string(), std::strerror(errno));
   }
 }
