@@ -67,7 +67,7 @@ void RunTrain(TrainFlags flags) {
     text += fmt::format(", validation perplexity {:.2f} (unigram: {:.2f})", evaluation.perplexity,
                         std::exp(evaluation.unigram_entropy));
   }
-  WriteOutput("-", text + "\n");
+  WriteSummary(text + "\n");
 }
 
 }  // namespace
