@@ -56,15 +56,25 @@ std::vector<TensorView> ViewsOf(const Parameters& parameters) {
   return views;
 }
 
-void ReadTensors(const fs::path& path, std::span<const TensorView> views) {
+void ReadTensors(const fs::path& path, std::span<const TensorView> views, const Notice& notice) {
   const SafetensorsReader reader(path);
   std::set<std::string> rest;
   for (const std::string& name : reader.names()) rest.insert(name);
+  int64_t unverified = 0;
+  std::string first;
   for (const TensorView& view : views) {
-    reader.Read(view.name, view);
+    if (!reader.Read(view.name, view) && unverified++ == 0) first = view.name;
     rest.erase(view.name);
   }
   if (!rest.empty()) Fail("{}: tensor {} has no place in the model", path.string(), *rest.begin());
+  if (!notice || reader.WrittenHere()) return;
+  std::string text = fmt::format("{}: was written by another program", path.string());
+  if (unverified > 0) {
+    text += fmt::format(
+        "; no checksum says that {}{} as saved by the run", first,
+        unverified == 1 ? " is" : fmt::format(" and {} more tensors are", unverified - 1));
+  }
+  notice(text);
 }
 
 // The parser takes any nesting, but what walks its result calls itself for each level.
@@ -130,11 +140,12 @@ std::optional<fs::path> LatestCheckpoint(const fs::path& checkpoints) {
   return all.front().second;
 }
 
-void LoadModel(const fs::path& checkpoint, Model& model) {
-  ReadTensors(checkpoint / "model.safetensors", ViewsOf(model.parameters()));
+void LoadModel(const fs::path& checkpoint, Model& model, const Notice& notice) {
+  ReadTensors(checkpoint / "model.safetensors", ViewsOf(model.parameters()), notice);
 }
 
-RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& optimizer) {
+RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& optimizer,
+                   const Notice& notice) {
   const fs::path path = checkpoint / "state.json";
   RunState state;
   try {
@@ -156,7 +167,7 @@ RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& op
   } catch (const Json::exception&) {
     Fail("{}: is damaged (not the JSON of a checkpoint)", path.string());
   }
-  ReadTensors(checkpoint / "optimizer.safetensors", optimizer.state());
+  ReadTensors(checkpoint / "optimizer.safetensors", optimizer.state(), notice);
   return state;
 }
 

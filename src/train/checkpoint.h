@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -32,10 +33,13 @@ std::optional<int64_t> StepOf(const std::filesystem::path& folder);
 std::optional<std::filesystem::path> LatestCheckpoint(const std::filesystem::path& checkpoints);
 
 // Each reads one checkpoint into what was built from its configuration, and throws Error naming
-// file and tensor for anything missing, superfluous, of another shape, or damaged.
-void LoadModel(const std::filesystem::path& checkpoint, Model& model);
+// file and tensor for anything missing, superfluous, of another shape, or damaged. A file of
+// tensors that another program has written since is taken, with a notice: what it says of the same
+// tensors may be meant.
+using Notice = std::function<void(std::string_view)>;
+void LoadModel(const std::filesystem::path& checkpoint, Model& model, const Notice& notice = {});
 // Also sets the optimizer's step counts.
 RunState LoadState(const std::filesystem::path& checkpoint, const Model& model,
-                   Optimizer& optimizer);
+                   Optimizer& optimizer, const Notice& notice = {});
 
 }  // namespace terrace

@@ -226,12 +226,15 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
                   "`terrace plan` tells what would fit; --overcommit starts all the same");
   }
 
+  const auto warn = [&](std::string_view text) {
+    if (callbacks.warning) callbacks.warning(text);
+  };
   Machine machine(config, Arena(needed_bytes));
   RunState state;
   if (latest) {
     try {
-      LoadModel(*latest, machine.model);
-      state = LoadState(*latest, machine.model, machine.optimizer);
+      LoadModel(*latest, machine.model, warn);
+      state = LoadState(*latest, machine.model, machine.optimizer, warn);
     } catch (const Error& error) {
       Fail("{}; without the folder {} the run goes on from what was saved before it", error.what(),
            latest->string());
@@ -241,9 +244,6 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   }
   if (resume) CreateFolder(run, config_toml, tokenizer, lock);
   MetricsFile metrics_file(run.metrics(), state.step);
-  const auto warn = [&](const std::string& text) {
-    if (callbacks.warning) callbacks.warning(text);
-  };
   if (metrics_file.dropped_lines() > 0) {
     warn(fmt::format("metrics.jsonl: steps after {} are dropped, to be taken again (lines: {})",
                      state.step, metrics_file.dropped_lines()));
