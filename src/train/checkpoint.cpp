@@ -1,5 +1,7 @@
 #include "train/checkpoint.h"
 
+#include <sys/statvfs.h>
+
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -86,6 +88,18 @@ Json ParseState(const std::string& text) {
   });
 }
 
+// Of the nearest folder that is there; empty where the file system does not tell.
+std::optional<int64_t> FreeDiskBytes(fs::path path) {
+  struct statvfs status = {};
+  path = fs::absolute(path).lexically_normal();
+  while (statvfs(path.c_str(), &status) != 0) {
+    if (path == path.parent_path()) return {};
+    path = path.parent_path();
+  }
+  if (status.f_blocks == 0) return {};  // some that are mounted over a network
+  return static_cast<int64_t>(status.f_bavail * status.f_frsize);
+}
+
 }  // namespace
 
 std::optional<int64_t> StepOf(const fs::path& folder) {
@@ -96,6 +110,33 @@ std::optional<int64_t> StepOf(const fs::path& folder) {
   const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
   if (error != std::errc{} || rest != end) return {};
   return step;
+}
+
+int64_t CheckpointBytes(const Model& model, const Optimizer& optimizer) {
+  // Names, shapes, offsets, checksums and step counts, and the configuration.
+  constexpr int64_t kBytesAroundATensor = 512, kBytesBesides = 65536;
+  int64_t bytes = kBytesBesides;
+  const auto add = [&](const TensorView& view) { bytes += view.bytes() + kBytesAroundATensor; };
+  for (const Parameter& parameter : model.parameters()) add(parameter.value);
+  for (const TensorView& view : optimizer.state()) add(view);
+  return bytes;
+}
+
+void RequireRoomForCheckpoints(const fs::path& checkpoints, int64_t checkpoint_bytes, int64_t keep,
+                               int64_t saves) {
+  constexpr double kMiB = 1 << 20;
+  const std::optional<int64_t> free_bytes = FreeDiskBytes(checkpoints);
+  if (!free_bytes || saves == 0) return;
+  const int64_t existing = std::ssize(CheckpointsIn(checkpoints));
+  const int64_t added = std::max<int64_t>(1, std::min(keep + 1 - existing, saves));
+  const double needed_bytes = static_cast<double>(added) * static_cast<double>(checkpoint_bytes);
+  if (needed_bytes <= static_cast<double>(*free_bytes)) return;
+  Fail(
+      "{}: {:.1f} MiB are needed for checkpoints (training.keep = {}, and the next: {} of {:.1f} "
+      "MiB "
+      "to come) and {:.1f} MiB are free; --overcommit starts all the same",
+      checkpoints.string(), needed_bytes / kMiB, keep, added,
+      static_cast<double>(checkpoint_bytes) / kMiB, static_cast<double>(*free_bytes) / kMiB);
 }
 
 std::filesystem::path SaveCheckpoint(const fs::path& checkpoints, int64_t keep,

@@ -27,6 +27,15 @@ std::filesystem::path SaveCheckpoint(const std::filesystem::path& checkpoints, i
                                      std::string_view config_toml, const RunState& state,
                                      const Model& model, const Optimizer& optimizer);
 
+// What SaveCheckpoint writes, with a little more than the files around the tensors take.
+int64_t CheckpointBytes(const Model& model, const Optimizer& optimizer);
+
+// Throws Error when the file system of `checkpoints`, which need not exist yet, has no room for
+// `saves` more calls of SaveCheckpoint: a new checkpoint is complete before the oldest goes, so
+// that keep + 1 are there at once. Quotas count as far as the file system shows them as less room.
+void RequireRoomForCheckpoints(const std::filesystem::path& checkpoints, int64_t checkpoint_bytes,
+                               int64_t keep, int64_t saves);
+
 // The step that a complete checkpoint's folder is named after; empty for another name.
 std::optional<int64_t> StepOf(const std::filesystem::path& folder);
 // The newest one in the folder; empty without any.

@@ -38,9 +38,10 @@ KeptLines FindKept(const std::filesystem::path& path, int64_t last_step) {
     ++kept.dropped;
     if (!json.is_object() || !json.contains("step")) continue;
     const Json& step = json["step"];
-    if (step.is_number_integer() && step <= last_step) {
-      kept = {lines.bytes(), 0, step.get<int64_t>()};
-    }
+    if (!step.is_number_unsigned()) continue;  // as it is without a sign
+    const uint64_t number = step.get<uint64_t>();
+    if (number > static_cast<uint64_t>(last_step)) continue;
+    kept = {lines.bytes(), 0, static_cast<int64_t>(number)};
   }
   return kept;
 }

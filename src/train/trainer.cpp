@@ -172,6 +172,20 @@ void CreateFolder(const RunFolder& run, const std::string& config_toml,
   WriteFileAtomically(run.config(), config_toml);
 }
 
+// Of those that are due after `first_step`.
+int64_t SavesAfter(int64_t first_step, const TrainingConfig& training) {
+  if (first_step >= training.steps) return 0;
+  const int64_t interval = training.checkpoint_interval;
+  if (interval == 0) return 1;
+  const bool last_is_extra = training.steps % interval != 0;
+  return training.steps / interval - first_step / interval + (last_is_extra ? 1 : 0);
+}
+
+int64_t CheckpointBytesOf(const RunConfig& config) {
+  const Machine dry(config, Arena::Dry());
+  return CheckpointBytes(dry.model, dry.optimizer);
+}
+
 }  // namespace
 
 Ledger PlanTraining(const RunConfig& config, ArenaWatcher* watcher) {
@@ -217,6 +231,10 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
       resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
+  if (!options.overcommit) {
+    RequireRoomForCheckpoints(run.checkpoints(), CheckpointBytesOf(config), training.keep,
+                              SavesAfter(summary.first_step, training));
+  }
   const int64_t needed_bytes = summary.plan.total_peak_bytes;
   const bool refused = !options.overcommit && needed_bytes > summary.free_bytes;
   if (!resume && !refused) CreateFolder(run, config_toml, tokenizer, lock);

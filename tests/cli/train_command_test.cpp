@@ -449,6 +449,22 @@ TEST_F(TrainCommandTest, AFullDiskEndsInOneLineAndLosesNothing) {
   EXPECT_EQ(Run({"train", Config(), "-o", "run", "--resume"}).exit_code, 0);
 }
 
+TEST_F(TrainCommandTest, ADiskWithoutRoomForCheckpointsIsNamedBeforeTheFirstStep) {
+  const std::string command =
+      std::string("mkdir small && mount -t tmpfs -o size=256k tmpfs small || exit 77; ") +
+      TERRACE_PROGRAM + " train " + Config() + " -o small/run; code=$?; ls -A small; exit $code";
+  const ProgramResult result =
+      Program({"/usr/bin/unshare", "-m", "/bin/sh", "-c", command}, Options()).Wait();
+  if (result.exit_code == 77 || result.errors.starts_with("unshare: ")) {
+    GTEST_SKIP() << "cannot mount: " << result.errors;
+  }
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.output, "");
+  EXPECT_THAT(result.errors, AllOf(StartsWith("terrace: small/run/checkpoints: "),
+                                   HasSubstr(" MiB are needed for "),
+                                   HasSubstr("and 0.2 MiB are free"), EndsWith("all the same\n")));
+}
+
 TEST_F(TrainCommandTest, ADamagedCheckpointIsNamed) {
   ASSERT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
   const fs::path model = folder_ / "run/checkpoints/step-20/model.safetensors";
