@@ -13,7 +13,7 @@
 // the length of the call, of a size that depends on shapes only, never on data. In a dry backend
 // every operation takes the same scratch and computes nothing.
 //
-// A wrong shape or dtype is a bug of the caller and throws Error ("internal: ...").
+// A wrong shape or dtype is a bug of the caller and throws InternalError.
 #pragma once
 
 #include <cstdint>

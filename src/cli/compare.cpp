@@ -184,7 +184,7 @@ void RunCompare(const CompareFlags& flags) {
   } else {
     text += fmt::format("\n{}/report.html shows it\n", flags.output);
   }
-  WriteOutput("-", text);
+  WriteSummary(text);
 }
 
 }  // namespace

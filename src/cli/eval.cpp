@@ -37,7 +37,8 @@ void RunEval(const EvalFlags& flags) {
   Evaluation evaluation;
   UsePlannedModel(config.model, [&](Model& model) {
     if (model.backend().dry()) return PlanEvaluation(model, shape);
-    LoadModel(stored.checkpoint, model);
+    LoadModel(stored.checkpoint, model,
+              [](std::string_view text) { WriteNote(std::string(text)); });
     evaluation = Evaluate(model, dataset, shape);
   });
   WriteOutput("-", fmt::format("{}: {} tokens of {}\n"

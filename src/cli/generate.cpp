@@ -40,7 +40,8 @@ void RunGenerate(const GenerateFlags& flags) {
   int64_t added = 0;
   UsePlannedModel(stored.config.model, [&](Model& model) {
     if (!model.backend().dry()) {
-      LoadModel(stored.checkpoint, model);
+      LoadModel(stored.checkpoint, model,
+                [](std::string_view text) { WriteNote(std::string(text)); });
       WriteOutput("-", flags.prompt);
     }
     Generate(model, prompt, sampling, [&](int32_t token) {

@@ -2,9 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
@@ -13,15 +11,10 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "cli/commands.h"
+#include "cli/failure.h"
 #include "model/nearest_name.h"
 
 namespace {
-
-int FailWith(std::string message) {
-  std::replace(message.begin(), message.end(), '\n', ' ');
-  std::fprintf(stderr, "terrace: %s\n", message.c_str());
-  return 1;
-}
 
 // "unknown command", where CLI11 would only say that one is required.
 std::string UnknownCommand(CLI::App& app) {
@@ -76,9 +69,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::RequiredError& error) {
-    return FailWith(app.remaining(true).empty() ? error.what() : UnknownCommand(app));
+    return terrace::ReportFault(app.remaining(true).empty() ? error.what() : UnknownCommand(app));
+  } catch (const CLI::ParseError& error) {
+    return terrace::ReportFault(error.what());
   } catch (const std::exception& error) {
-    return FailWith(error.what());
+    return terrace::Report(error);
   }
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <optional>
 
 namespace terrace {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 sigset_t StopSet() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     struct sigaction action = {};
     sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_IGN) sigaddset(&set, signal);
@@ -30,17 +31,17 @@ StopSignals::StopSignals(std::string_view notice) {
   thread_ = std::jthread([this, set, notice](const std::stop_token& ended) {
     using Clock = std::chrono::steady_clock;
     constexpr timespec kPatience{.tv_sec = 0, .tv_nsec = 100'000'000};
-    Clock::time_point first;
+    std::optional<Clock::time_point> insisted;  // first of SIGINT and SIGTERM
     while (!ended.stop_requested()) {
       const int signal = sigtimedwait(&set, nullptr, &kPatience);
       if (signal <= 0) continue;
       if (signal_ == 0) {
-        first = Clock::now();
         signal_ = signal;
         std::fwrite(notice.data(), 1, notice.size(), stderr);
-      } else if (Clock::now() - first >= std::chrono::seconds(1)) {
-        _exit(128 + signal);
       }
+      if (signal != SIGINT && signal != SIGTERM) continue;
+      if (!insisted) insisted = Clock::now();
+      if (Clock::now() - *insisted >= std::chrono::seconds(1)) _exit(128 + signal);
     }
   });
 }

@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM as a wish to end in good order.
+// Signals as a wish to end in good order.
 #pragma once
 
 #include <atomic>
@@ -7,10 +7,12 @@
 
 namespace terrace {
 
-// While it lives, SIGINT and SIGTERM are taken by a thread of its own instead of by handlers:
-// oneDNN's generated code uses the stack pointer as an ordinary register, and the kernel would
-// write a handler's frame wherever that points. The first signal asks for an orderly end; another
-// one, a second or more later, ends the process at once (wrappers often deliver a signal twice).
+// While it lives, SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (batch systems
+// announce a time limit with it) are taken by a thread of its own instead of by handlers: oneDNN's
+// generated code uses the stack pointer as an ordinary register, and the kernel would write a
+// handler's frame wherever that points. The first signal asks for an orderly end. Of SIGINT and
+// SIGTERM, another one, a second or more after the first of them, ends the process at once
+// (wrappers often deliver a signal twice); the other two never do.
 //
 // Make it before any other thread is made: threads inherit what is blocked.
 class StopSignals {

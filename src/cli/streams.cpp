@@ -12,12 +12,28 @@ MappedFile OpenInput(const std::string& name) {
   return MappedFile(name == "-" ? "/dev/stdin" : name);
 }
 
+namespace {
+
+// 0, or errno.
+int WriteToStandardOutput(std::string_view bytes) {
+  const size_t count = std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+  return count != bytes.size() || std::fflush(stdout) != 0 ? errno : 0;
+}
+
+[[noreturn]] void FailOfStandardOutput(int error) {
+  Fail("cannot write to standard output: {}", std::strerror(error));
+}
+
+}  // namespace
+
 void WriteOutput(const std::string& name, std::string_view bytes) {
   if (name != "-") return IsStream(name) ? WriteToStream(name, bytes) : WriteNewFile(name, bytes);
-  const size_t count = std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-  if (count != bytes.size() || std::fflush(stdout) != 0) {
-    Fail("cannot write to standard output: {}", std::strerror(errno));
-  }
+  if (const int error = WriteToStandardOutput(bytes); error != 0) FailOfStandardOutput(error);
+}
+
+void WriteSummary(std::string_view text) {
+  const int error = WriteToStandardOutput(text);
+  if (error != 0 && error != EPIPE && error != EIO) FailOfStandardOutput(error);
 }
 
 void RequireNewOutput(const std::string& name) {

@@ -16,6 +16,10 @@ MappedFile OpenInput(const std::string& name);
 // is written to. Throws Error, for standard output too (a full disk behind it, say).
 void WriteOutput(const std::string& name, std::string_view bytes);
 
+// Standard output's last word on work that is done and saved: that nobody is there any more to read
+// it (a closed pipe, a terminal that is gone) is no error. Throws Error for others.
+void WriteSummary(std::string_view text);
+
 // Throws Error where WriteOutput would because of an existing file: for a check before long work.
 void RequireNewOutput(const std::string& name);
 

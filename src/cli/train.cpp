@@ -67,7 +67,7 @@ void RunTrain(TrainFlags flags) {
     text += fmt::format(", validation perplexity {:.2f} (unigram: {:.2f})", evaluation.perplexity,
                         std::exp(evaluation.unigram_entropy));
   }
-  WriteOutput("-", text + "\n");
+  WriteSummary(text + "\n");
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ void AddTrainCommand(CLI::App& app) {
           "0: as many as run at once; as --set training.threads=N")
       ->option_text("N");
   command->add_flag("--overcommit", flags->options.overcommit,
-                    "Start even if the plan is larger than the memory that is free");
+                    "Start even if more memory, or room for checkpoints, is needed than is free");
   command->add_flag("--settings", flags->settings,
                     "Print every setting with its meaning and value (of CONFIG.toml, or the "
                     "default), and do nothing else");

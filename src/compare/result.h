@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <istream>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -84,10 +85,11 @@ struct RunResult {
   double final_loss() const { return validation.back().loss; }
 };
 
-// From the text of the run's metrics.jsonl, which may be empty for a run that diverged. A final
-// validation loss that is not finite makes the run a diverged one. Throws Error, starting with
-// `path`, when the metrics are damaged, lack a step or hold no validation.
-RunResult MakeRunResult(RunFacts facts, std::string_view metrics_jsonl, std::string_view path);
+// From the run's metrics.jsonl, which may be empty for a run that diverged; it is read twice, a
+// line at a time. A final validation loss that is not finite makes the run a diverged one. Throws
+// Error when the metrics are damaged or lack a step ("metrics.jsonl:7: ..."), or hold no
+// validation; `path` is for errors.
+RunResult MakeRunResult(RunFacts facts, std::istream& metrics_jsonl, std::string_view path);
 
 std::string ToJson(const RunResult& result);
 // `path` is for errors. Throws Error for anything that ToJson did not write.

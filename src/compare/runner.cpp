@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -315,7 +316,8 @@ class Runner {
       facts.diverged = Divergence{error.step(), error.reason()};
     }
     const fs::path metrics = RunFolder{path}.metrics();
-    const std::string lines = fs::exists(metrics) ? ReadFile(metrics) : "";
+    std::ifstream lines(metrics, std::ios::binary);  // a run that diverged at once has none
+    if (!lines && fs::exists(metrics)) Fail("{}: cannot read", metrics.string());
     RunResult result = MakeRunResult(std::move(facts), lines, metrics.string());
     WriteFileAtomically(StudyFolder::ResultIn(path), ToJson(result));
     if (callbacks_.finished) callbacks_.finished(run, result);

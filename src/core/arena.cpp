@@ -77,11 +77,10 @@ Arena::~Arena() {
 TensorView Arena::Allocate(Memory category, DType dtype, Shape shape, const char* name) {
   const int64_t used_bytes = shape.size() * BytesOf(dtype);
   const int64_t held_bytes = Aligned(used_bytes) + kGuardBytes;
-  if (held_bytes > capacity_bytes_ - near_bytes_ - far_bytes_) {
-    Fail("memory: {} ({}, {} {}) needs {} bytes, {} of {} are free", name, NameOf(category),
-         NameOf(dtype), shape.ToString(), held_bytes, capacity_bytes_ - near_bytes_ - far_bytes_,
-         capacity_bytes_);
-  }
+  const int64_t free_bytes = capacity_bytes_ - near_bytes_ - far_bytes_;
+  TERRACE_CHECK(held_bytes <= free_bytes, "{} ({}, {} {}) needs {} bytes, {} of {} are free", name,
+                NameOf(category), NameOf(dtype), shape.ToString(), held_bytes, free_bytes,
+                capacity_bytes_);
   TensorView view{nullptr, dtype, shape, name};
   const bool far = category == Memory::kScratch;
   if (base_ != nullptr) {

@@ -83,8 +83,8 @@ class Arena {
   // Null: nobody. The watcher must outlive what it watches.
   void Watch(ArenaWatcher* watcher) { watcher_ = watcher; }
 
-  // Throws Error, naming `name` and the bytes missing, when the capacity does not suffice.
-  // `name` must outlive the view.
+  // Throws InternalError, naming `name` and the bytes missing, when the capacity, which is planned,
+  // does not suffice. `name` must outlive the view.
   TensorView Allocate(Memory category, DType dtype, Shape shape, const char* name);
 
   // Gives back, when it goes out of scope, all that was allocated after it was made.

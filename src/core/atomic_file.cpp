@@ -43,7 +43,7 @@ void AtomicFile::Write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::Commit() {
-  if (fsync(descriptor_) != 0) FailWith(errno);
+  if (!SyncDescriptor(descriptor_)) FailWith(errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) FailWith(errno);
   close(std::exchange(descriptor_, -1));
   SyncFolder(FolderOf(path_));
@@ -59,9 +59,14 @@ void WriteFileAtomically(const std::filesystem::path& path, std::string_view tex
   file.Commit();
 }
 
+bool SyncDescriptor(int descriptor) {
+  return fsync(descriptor) == 0 || errno == EINVAL || errno == ENOTSUP || errno == ENOSYS;
+}
+
 void SyncFolder(const std::filesystem::path& folder) {
   const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool synced = descriptor >= 0 && fsync(descriptor) == 0;
+  // One may be allowed to make files in a folder, and not to read it.
+  const bool synced = descriptor >= 0 ? SyncDescriptor(descriptor) : errno == EACCES;
   const int error = errno;
   if (descriptor >= 0) close(descriptor);
   if (!synced) Fail("{}: cannot sync: {}", folder.string(), std::strerror(error));

@@ -33,7 +33,13 @@ class AtomicFile {
 
 void WriteFileAtomically(const std::filesystem::path& path, std::string_view text);
 
-// Makes names created, renamed or removed in `folder` durable.
+// As fsync, for a file or a folder: false with errno set when its contents may not be durable. True
+// also where the file system cannot sync such a thing at all (folders on CIFS and some of FUSE,
+// say): it is then as safe as it gets there, and no reason to end a run.
+bool SyncDescriptor(int descriptor);
+
+// Makes names created, renamed or removed in `folder` durable. Throws Error naming it and the
+// cause.
 void SyncFolder(const std::filesystem::path& folder);
 
 // The whole file, of at most 256 MiB. Throws Error naming the path and the cause.

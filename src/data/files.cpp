@@ -67,10 +67,13 @@ mode_t FileModeMask() {
   return mask;
 }
 
+// Whether a file system that has no modes, or one for all files, refused to set one.
+bool RefusesModes() { return errno == EPERM || errno == ENOTSUP || errno == ENOSYS; }
+
 // Renames, but never onto something.
 void RenameToNew(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
-  if (errno == EINVAL) {  // the file system cannot do it
+  if (errno == EINVAL || errno == ENOTSUP || errno == ENOSYS) {  // cannot be done there
     RequireAbsent(to);
     if (rename(from.c_str(), to.c_str()) == 0) return;
   }
@@ -134,7 +137,7 @@ void OutputFile::WriteAt(int64_t offset, std::string_view bytes) {
 }
 
 void OutputFile::Close() {
-  if (fsync(descriptor_) != 0) FailWithCause("sync", path_);
+  if (!SyncDescriptor(descriptor_)) FailWithCause("sync", path_);
   if (close(std::exchange(descriptor_, -1)) != 0) FailWithCause("close", path_);
 }
 
@@ -157,7 +160,7 @@ OutputFolder::~OutputFolder() {
 }
 
 void OutputFolder::Commit() {
-  if (chmod(temporary_.c_str(), 0777 & ~FileModeMask()) != 0) {
+  if (chmod(temporary_.c_str(), 0777 & ~FileModeMask()) != 0 && !RefusesModes()) {
     FailWithCause("set the mode of", temporary_);
   }
   SyncFolder(temporary_);
@@ -180,8 +183,10 @@ void WriteNewFile(const std::filesystem::path& path, std::string_view bytes) {
   if (file.value() < 0) FailWithCause("create", path);
   try {
     WriteAll(file.value(), path, bytes);
-    if (fchmod(file.value(), 0666 & ~FileModeMask()) != 0) FailWithCause("set the mode of", path);
-    if (fsync(file.value()) != 0) FailWithCause("sync", path);
+    if (fchmod(file.value(), 0666 & ~FileModeMask()) != 0 && !RefusesModes()) {
+      FailWithCause("set the mode of", path);
+    }
+    if (!SyncDescriptor(file.value())) FailWithCause("sync", path);
     RenameToNew(temporary, path);
   } catch (...) {
     unlink(temporary.c_str());

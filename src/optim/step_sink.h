@@ -43,8 +43,8 @@ class StepSink : public GradientSink {
   virtual void BeginStep(int64_t micro_batches, float learning_rate) = 0;
   // Whether the sink needs the same gradients once more. Asked once they are complete.
   virtual bool AnotherPass() { return false; }
-  // Throws Error ("internal: ...") when a parameter had more or fewer contributions than
-  // micro_batches times its own.
+  // Throws InternalError when a parameter had more or fewer contributions than micro_batches times
+  // its own.
   virtual StepResult Finish() = 0;
 };
 

@@ -38,12 +38,25 @@ Choices Recomputation(const RunConfig& config) {
   return choices;
 }
 
+// Whether gradients are rounded while they are summed: then it matters to more than the last digits
+// in how many parts a step's sum comes, and when it is rounded.
+bool RoundsSums(const RunConfig& config) {
+  if (config.model.weight_dtype != DType::kBF16) return false;
+  if (config.training.gradient_dtype == DType::kBF16) return true;
+  const Policy policy = PolicyOf(config);
+  return std::any_of(policy.entries.begin(), policy.entries.end(), [](const PolicyEntry& entry) {
+    const auto momentum = entry.settings.find("momentum");
+    return momentum != entry.settings.end() &&
+           momentum->second == SettingValue(std::string("hidden_bf16"));
+  });
+}
+
 Choices Sinks(const RunConfig& config) {
   Choices choices(1);
   const bool global = config.optimizer.clipping.kind == ClippingKind::kGlobalNorm;
   const bool release = config.training.sink == SinkKind::kRelease;
   if (!release) {
-    choices.push_back({{"training.sink=release"}, 0, false, [](RunConfig& c) {
+    choices.push_back({{"training.sink=release"}, 0, RoundsSums(config), [](RunConfig& c) {
                          c.training.sink = SinkKind::kRelease;
                        }});
   }
@@ -57,23 +70,35 @@ Choices Sinks(const RunConfig& config) {
   return choices;
 }
 
-// As many tokens a step, fewer at a time. Routers are balanced over each micro-batch.
+// As many tokens a step and an evaluation, fewer at a time. Routers are balanced over each
+// micro-batch, and each draws its noise.
 Choices MicroBatches(const RunConfig& config) {
   Choices choices(1);
-  const bool balanced = config.model.router.aux_coefficient > 0;
+  const RouterConfig& router = config.model.router;
+  const bool routed =
+      config.model.MoeLayers() > 0 && (router.aux_coefficient > 0 || router.noise_scale != 0);
+  const bool changes_numbers = routed || RoundsSums(config);
   const TrainingConfig& training = config.training;
   for (int64_t parts = 2; training.micro_batch % parts == 0; parts *= 2) {
     const int64_t sequences = training.micro_batch / parts;
     const int64_t count = training.micro_batches * parts;
     if (count > kMaxMicroBatches) break;
-    choices.push_back({{fmt::format("training.micro_batch={}", sequences),
-                        fmt::format("training.micro_batches={}", count)},
-                       2 * std::log2(static_cast<double>(parts)),
-                       balanced,
-                       [=](RunConfig& c) {
-                         c.training.micro_batch = sequences;
-                         c.training.micro_batches = count;
-                       }});
+    Choice choice{{fmt::format("training.micro_batch={}", sequences),
+                   fmt::format("training.micro_batches={}", count)},
+                  2 * std::log2(static_cast<double>(parts)),
+                  changes_numbers,
+                  {}};
+    int64_t eval_batches = training.eval_batches;
+    if (training.eval_interval > 0) {
+      eval_batches *= parts;
+      choice.settings.push_back(fmt::format("training.eval_batches={}", eval_batches));
+    }
+    choice.apply = [=](RunConfig& c) {
+      c.training.micro_batch = sequences;
+      c.training.micro_batches = count;
+      c.training.eval_batches = eval_batches;
+    };
+    choices.push_back(std::move(choice));
   }
   return choices;
 }

@@ -16,7 +16,8 @@ struct Suggestion {
   int64_t peak_bytes = 0;
   // Compute of a step over that of the run as it is.
   double relative_compute = 1;
-  // Whether results differ by more than the order of sums.
+  // Whether results differ by more than the order of sums in float32: other roundings, other noise,
+  // or routers that are balanced over other tokens.
   bool changes_numbers = false;
 };
 
@@ -32,11 +33,12 @@ struct Advice {
 using Planner = std::function<int64_t(const RunConfig&)>;
 
 // Combinations of: activation checkpointing, the release sink (with clipping as it is or by
-// tensor), micro-batches of a half, a quarter ... with as many more of them, gradients and momentum
-// of bfloat16, bfloat16 weights, and another policy. The order of cost: settings that repeat
-// computation count with what they add to it in per cent; those that change numbers with what we
-// deem them worth beside it (gradients or momentum of bfloat16 15, clipping by tensor 25, weights
-// of bfloat16 60, another policy 100). Combinations that a policy or sink refuses are left out.
+// tensor), micro-batches of a half, a quarter ... with as many more of them (in an evaluation,
+// too), gradients and momentum of bfloat16, bfloat16 weights, and another policy. The order of
+// cost: settings that repeat computation count with what they add to it in per cent; those that
+// change numbers with what we deem them worth beside it (gradients or momentum of bfloat16 15,
+// clipping by tensor 25, weights of bfloat16 60, another policy 100). Combinations that a policy or
+// sink refuses are left out.
 //
 // A policy under a sink is left out altogether when none of its most saving combinations fits: all
 // types of bfloat16, with and without activation checkpointing, the micro-batch as it is and the

@@ -1,5 +1,7 @@
 #include "train/checkpoint.h"
 
+#include <sys/statvfs.h>
+
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -69,17 +71,27 @@ std::string FormerName(std::string name) {
   return name;
 }
 
-void ReadTensors(const fs::path& path, std::span<const TensorView> views) {
+void ReadTensors(const fs::path& path, std::span<const TensorView> views, const Notice& notice) {
   const SafetensorsReader reader(path);
   std::set<std::string> rest;
   for (const std::string& name : reader.names()) rest.insert(name);
+  int64_t unverified = 0;
+  std::string first;
   for (const TensorView& view : views) {
     const std::string former = FormerName(view.name);
     const std::string name = reader.Has(view.name) || !reader.Has(former) ? view.name : former;
-    reader.Read(name, view);
+    if (!reader.Read(name, view) && unverified++ == 0) first = view.name;
     rest.erase(name);
   }
   if (!rest.empty()) Fail("{}: tensor {} has no place in the model", path.string(), *rest.begin());
+  if (!notice || reader.WrittenHere()) return;
+  std::string text = fmt::format("{}: was written by another program", path.string());
+  if (unverified > 0) {
+    text += fmt::format(
+        "; no checksum says that {}{} as saved by the run", first,
+        unverified == 1 ? " is" : fmt::format(" and {} more tensors are", unverified - 1));
+  }
+  notice(text);
 }
 
 // The parser takes any nesting, but what walks its result calls itself for each level.
@@ -89,6 +101,18 @@ Json ParseState(const std::string& text) {
     if (depth > kDeepest) throw Json::other_error::create(500, "too deep", nullptr);
     return true;
   });
+}
+
+// Of the nearest folder that is there; empty where the file system does not tell.
+std::optional<int64_t> FreeDiskBytes(fs::path path) {
+  struct statvfs status = {};
+  path = fs::absolute(path).lexically_normal();
+  while (statvfs(path.c_str(), &status) != 0) {
+    if (path == path.parent_path()) return {};
+    path = path.parent_path();
+  }
+  if (status.f_blocks == 0) return {};  // some that are mounted over a network
+  return static_cast<int64_t>(status.f_bavail * status.f_frsize);
 }
 
 }  // namespace
@@ -101,6 +125,33 @@ std::optional<int64_t> StepOf(const fs::path& folder) {
   const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
   if (error != std::errc{} || rest != end) return {};
   return step;
+}
+
+int64_t CheckpointBytes(const Model& model, const Optimizer& optimizer) {
+  // Names, shapes, offsets, checksums and step counts, and the configuration.
+  constexpr int64_t kBytesAroundATensor = 512, kBytesBesides = 65536;
+  int64_t bytes = kBytesBesides;
+  const auto add = [&](const TensorView& view) { bytes += view.bytes() + kBytesAroundATensor; };
+  for (const Parameter& parameter : model.parameters()) add(parameter.value);
+  for (const TensorView& view : optimizer.state()) add(view);
+  return bytes;
+}
+
+void RequireRoomForCheckpoints(const fs::path& checkpoints, int64_t checkpoint_bytes, int64_t keep,
+                               int64_t saves) {
+  constexpr double kMiB = 1 << 20;
+  const std::optional<int64_t> free_bytes = FreeDiskBytes(checkpoints);
+  if (!free_bytes || saves == 0) return;
+  const int64_t existing = std::ssize(CheckpointsIn(checkpoints));
+  const int64_t added = std::max<int64_t>(1, std::min(keep + 1 - existing, saves));
+  const double needed_bytes = static_cast<double>(added) * static_cast<double>(checkpoint_bytes);
+  if (needed_bytes <= static_cast<double>(*free_bytes)) return;
+  Fail(
+      "{}: {:.1f} MiB are needed for checkpoints (training.keep = {}, and the next: {} of {:.1f} "
+      "MiB "
+      "to come) and {:.1f} MiB are free; --overcommit starts all the same",
+      checkpoints.string(), needed_bytes / kMiB, keep, added,
+      static_cast<double>(checkpoint_bytes) / kMiB, static_cast<double>(*free_bytes) / kMiB);
 }
 
 std::filesystem::path SaveCheckpoint(const fs::path& checkpoints, int64_t keep,
@@ -127,11 +178,12 @@ std::filesystem::path SaveCheckpoint(const fs::path& checkpoints, int64_t keep,
     json["checksum"] = ChecksumOfState(json);
     WriteFileAtomically(temporary / "state.json", json.dump(1) + "\n");
     WriteFileAtomically(temporary / "config.toml", config_toml);
-    fs::rename(temporary, folder);
+    fs::rename(temporary, folder, error);
+    if (error) Fail("{}: cannot rename: {}", temporary.string(), error.message());
     SyncFolder(checkpoints);
-  } catch (const std::exception& failure) {
+  } catch (...) {
     fs::remove_all(temporary, error);
-    throw Error(failure.what());
+    throw;
   }
   const auto all = CheckpointsIn(checkpoints);
   for (size_t i = static_cast<size_t>(keep); i < all.size(); ++i) RemoveCheckpoint(all[i].second);
@@ -144,11 +196,12 @@ std::optional<fs::path> LatestCheckpoint(const fs::path& checkpoints) {
   return all.front().second;
 }
 
-void LoadModel(const fs::path& checkpoint, Model& model) {
-  ReadTensors(checkpoint / "model.safetensors", ViewsOf(model.parameters()));
+void LoadModel(const fs::path& checkpoint, Model& model, const Notice& notice) {
+  ReadTensors(checkpoint / "model.safetensors", ViewsOf(model.parameters()), notice);
 }
 
-RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& optimizer) {
+RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& optimizer,
+                   const Notice& notice) {
   const fs::path path = checkpoint / "state.json";
   RunState state;
   try {
@@ -172,7 +225,7 @@ RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& op
   } catch (const Json::exception&) {
     Fail("{}: is damaged (not the JSON of a checkpoint)", path.string());
   }
-  ReadTensors(checkpoint / "optimizer.safetensors", optimizer.state());
+  ReadTensors(checkpoint / "optimizer.safetensors", optimizer.state(), notice);
   return state;
 }
 

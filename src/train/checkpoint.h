@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -26,16 +27,28 @@ std::filesystem::path SaveCheckpoint(const std::filesystem::path& checkpoints, i
                                      std::string_view config_toml, const RunState& state,
                                      const Model& model, const Optimizer& optimizer);
 
+// What SaveCheckpoint writes, with a little more than the files around the tensors take.
+int64_t CheckpointBytes(const Model& model, const Optimizer& optimizer);
+
+// Throws Error when the file system of `checkpoints`, which need not exist yet, has no room for
+// `saves` more calls of SaveCheckpoint: a new checkpoint is complete before the oldest goes, so
+// that keep + 1 are there at once. Quotas count as far as the file system shows them as less room.
+void RequireRoomForCheckpoints(const std::filesystem::path& checkpoints, int64_t checkpoint_bytes,
+                               int64_t keep, int64_t saves);
+
 // The step that a complete checkpoint's folder is named after; empty for another name.
 std::optional<int64_t> StepOf(const std::filesystem::path& folder);
 // The newest one in the folder; empty without any.
 std::optional<std::filesystem::path> LatestCheckpoint(const std::filesystem::path& checkpoints);
 
 // Each reads one checkpoint into what was built from its configuration, and throws Error naming
-// file and tensor for anything missing, superfluous, of another shape, or damaged.
-void LoadModel(const std::filesystem::path& checkpoint, Model& model);
+// file and tensor for anything missing, superfluous, of another shape, or damaged. A file of
+// tensors that another program has written since is taken, with a notice: what it says of the same
+// tensors may be meant.
+using Notice = std::function<void(std::string_view)>;
+void LoadModel(const std::filesystem::path& checkpoint, Model& model, const Notice& notice = {});
 // Also sets the optimizer's step counts.
 RunState LoadState(const std::filesystem::path& checkpoint, const Model& model,
-                   Optimizer& optimizer);
+                   Optimizer& optimizer, const Notice& notice = {});
 
 }  // namespace terrace

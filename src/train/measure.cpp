@@ -2,9 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <fstream>
+#include <functional>
 #include <limits>
+#include <numeric>
+#include <optional>
+#include <sstream>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/arena.h"
@@ -12,6 +19,8 @@
 
 namespace terrace {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int64_t kSide = 1024;
 // Of timed products: as many as fit, and two at least.
@@ -38,6 +47,111 @@ double RunProducts(Arena& arena, DType dtype) {
     all_seconds += time.count();
   }
   return best_seconds;
+}
+
+// --- Memory that is left -------------------------------------------------------------------------
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+constexpr int64_t kKiB = 1024;
+
+int64_t Left(int64_t limit_bytes, int64_t used_bytes) {
+  if (limit_bytes == kUnlimited) return kUnlimited;
+  return std::max<int64_t>(0, limit_bytes - std::max<int64_t>(0, used_bytes));
+}
+
+// The number behind a word, as in "MemAvailable: 1024 kB"; 0 without.
+int64_t ValueOf(const fs::path& path, std::string_view name) {
+  std::ifstream file(path);
+  int64_t value = 0;
+  for (std::string word; file >> word;) {
+    if (word == name && file >> value) return value;
+  }
+  return 0;
+}
+
+// A file with nothing but a number, or "max"; `absent` for anything else.
+int64_t NumberIn(const fs::path& path, int64_t absent) {
+  int64_t value = 0;
+  return std::ifstream(path) >> value ? value : absent;
+}
+
+// Of /proc/self/limits: "Max data size     1048576     unlimited     bytes".
+int64_t SoftLimit(const fs::path& limits, std::string_view name) {
+  std::ifstream file(limits);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(name)) continue;
+    int64_t value = 0;
+    return std::istringstream(line.substr(name.size())) >> value ? value : kUnlimited;
+  }
+  return kUnlimited;
+}
+
+// How a version of control groups keeps its books.
+struct GroupVersion {
+  const char* mount;
+  std::vector<const char*> limits;
+  const char* used;
+  const char* cached;  // in memory.stat, with the groups below
+};
+const GroupVersion kGroups1{"sys/fs/cgroup/memory",
+                            {"memory.limit_in_bytes"},
+                            "memory.usage_in_bytes",
+                            "total_inactive_file"};
+const GroupVersion kGroups2{
+    "sys/fs/cgroup", {"memory.max", "memory.high"}, "memory.current", "inactive_file"};
+
+struct Groups {
+  std::optional<std::string> path1;  // of the memory controller
+  std::optional<std::string> path2;
+};
+
+// Lines of /proc/self/cgroup: "4:memory:/job", "0::/system.slice/job".
+Groups GroupsIn(const fs::path& path) {
+  Groups groups;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (line.starts_with("0::")) groups.path2 = line.substr(second + 1);
+    if (controllers.find(",memory,") != std::string::npos) groups.path1 = line.substr(second + 1);
+  }
+  return groups;
+}
+
+// The least that a group and those around it have left.
+int64_t LeftOf(const GroupVersion& version, const fs::path& root, const fs::path& path) {
+  const fs::path mount = root / version.mount;
+  // A container often sees its own group as the top, while the path is that of the machine: what is
+  // visible of it are its last parts, or none.
+  std::deque<fs::path> parts;
+  for (const fs::path& part : path.relative_path()) parts.push_back(part);
+  // It is in a group beside that of the container.
+  if (!parts.empty() && parts.front() == "..") parts.clear();
+  const auto joined = [&] {
+    return std::accumulate(parts.begin(), parts.end(), fs::path(), std::divides<>());
+  };
+  std::error_code error;
+  while (!parts.empty() && !fs::is_directory(mount / joined(), error)) parts.pop_front();
+  int64_t left = kUnlimited;
+  for (;; parts.pop_back()) {
+    const fs::path group = mount / joined();
+    int64_t limit = kUnlimited;
+    for (const char* name : version.limits) {
+      limit = std::min(limit, NumberIn(group / name, kUnlimited));
+    }
+    const int64_t cached = ValueOf(group / "memory.stat", version.cached);
+    left = std::min(left, Left(limit, NumberIn(group / version.used, 0) - cached));
+    if (parts.empty()) return left;
+  }
+}
+
+int64_t LeftOfGroups(const fs::path& root, const Groups& groups) {
+  int64_t left = kUnlimited;
+  if (groups.path1) left = std::min(left, LeftOf(kGroups1, root, *groups.path1));
+  if (groups.path2) left = std::min(left, LeftOf(kGroups2, root, *groups.path2));
+  return left;
 }
 
 }  // namespace
@@ -70,27 +184,16 @@ ResidentMemory ReadResidentMemory() {
   return memory;
 }
 
-int64_t AvailableMemoryBytes() {
-  int64_t available = 0;
-  std::ifstream machine("/proc/meminfo");
-  for (std::string word; machine >> word;) {
-    int64_t kibibytes = 0;
-    if ((word == "MemAvailable:" || word == "SwapFree:") && machine >> kibibytes) {
-      available += kibibytes * 1024;
-    }
-  }
-  if (available == 0) available = std::numeric_limits<int64_t>::max();
-  int64_t limit = 0, used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
-      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
-    std::ifstream statistics("/sys/fs/cgroup/memory.stat");
-    for (std::string word; statistics >> word;) {
-      int64_t bytes = 0;  // cached files, which give way
-      if (word == "inactive_file" && statistics >> bytes) used -= bytes;
-    }
-    available = std::min(available, std::max<int64_t>(0, limit - used));
-  }
-  return available;
+int64_t AvailableMemoryBytes(const fs::path& root) {
+  const fs::path process = root / "proc/self";
+  int64_t available = ValueOf(root / "proc/meminfo", "MemAvailable:") * kKiB;
+  if (available == 0) available = kUnlimited;
+  available = std::min(available, LeftOfGroups(root, GroupsIn(process / "cgroup")));
+  const fs::path limits = process / "limits", status = process / "status";
+  available = std::min(
+      available, Left(SoftLimit(limits, "Max address space"), ValueOf(status, "VmSize:") * kKiB));
+  return std::min(available,
+                  Left(SoftLimit(limits, "Max data size"), ValueOf(status, "VmData:") * kKiB));
 }
 
 void RequireMemory(int64_t bytes, int64_t available_bytes, std::string_view advice) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -23,9 +24,12 @@ struct ResidentMemory {
 };
 ResidentMemory ReadResidentMemory();
 
-// What the machine, or the control group of the process, could still give; INT64_MAX where neither
-// tells.
-int64_t AvailableMemoryBytes();
+// What the process could still take without swapping: the least that is left of the machine's
+// memory, of its control group and of each group around that one (version 1 or 2: memory.max,
+// memory.high, memory.limit_in_bytes; cached files that are not in use give way and count as free),
+// and of the resource limits of address space and data (ulimit -v and -d). INT64_MAX where nothing
+// tells. The files of /proc and /sys are looked for under `root`.
+int64_t AvailableMemoryBytes(const std::filesystem::path& root = "/");
 // Throws Error, with advice at its end, when that many bytes are less than `bytes`: a machine that
 // runs out of memory ends processes without a word.
 void RequireMemory(int64_t bytes, int64_t available_bytes, std::string_view advice = {});

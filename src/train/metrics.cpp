@@ -10,7 +10,9 @@
 #include <string>
 #include <utility>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/lines.h"
 
 namespace terrace {
 namespace {
@@ -27,25 +29,19 @@ struct KeptLines {
 // Up to the last line of a step up to `last_step`: a damaged line in between costs no history. One
 // line at a time, since the files of long runs are large.
 KeptLines FindKept(const std::filesystem::path& path, int64_t last_step) {
-  constexpr size_t kLongestLine = size_t{1} << 24;
   if (!std::filesystem::is_regular_file(path)) Fail("{}: is not a file", path.string());
   std::ifstream file(path, std::ios::binary);
   if (!file) Fail("{}: cannot read: {}", path.string(), std::strerror(errno));
   KeptLines kept;
-  uint64_t read = 0;
-  std::string line;
-  for (int c; (c = file.rdbuf()->sbumpc()) != EOF && line.size() < kLongestLine;) {
-    ++read;
-    if (c != '\n') {
-      line += static_cast<char>(c);
-      continue;
-    }
-    const Json json = Json::parse(line, nullptr, false);
+  for (LineReader lines(file); lines.Next();) {
+    const Json json = Json::parse(lines.line(), nullptr, false);
     ++kept.dropped;
-    if (json.is_object() && json.contains("step") && json["step"] <= last_step) {
-      kept = {read, 0, json["step"]};
-    }
-    line.clear();
+    if (!json.is_object() || !json.contains("step")) continue;
+    const Json& step = json["step"];
+    if (!step.is_number_unsigned()) continue;  // as it is without a sign
+    const uint64_t number = step.get<uint64_t>();
+    if (number > static_cast<uint64_t>(last_step)) continue;
+    kept = {lines.bytes(), 0, static_cast<int64_t>(number)};
   }
   return kept;
 }
@@ -120,7 +116,7 @@ void MetricsFile::Append(const StepMetrics& metrics) {
 }
 
 void MetricsFile::Sync() {
-  if (fsync(fileno(file_.get())) != 0) {
+  if (!SyncDescriptor(fileno(file_.get()))) {
     Fail("{}: cannot write: {}", path_.string(), std::strerror(errno));
   }
 }

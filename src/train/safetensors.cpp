@@ -110,6 +110,13 @@ Entry ParseEntry(const Json& json, int64_t data_bytes) {
   return entry;
 }
 
+// Padded, so that data starts at a multiple of 64.
+std::string HeaderText(const Json& header) {
+  std::string text = header.dump();
+  text.resize((8 + text.size() + 63) / 64 * 64 - 8, ' ');
+  return text;
+}
+
 }  // namespace
 
 struct SafetensorsReader::File {
@@ -119,6 +126,7 @@ struct SafetensorsReader::File {
   std::byte* data = nullptr;  // behind the header
   std::map<std::string, Entry, std::less<>> entries;
   std::map<std::string, std::string> metadata;
+  bool written_here = false;
 
   ~File() {
     if (mapping != nullptr) munmap(mapping, static_cast<size_t>(bytes));
@@ -151,9 +159,10 @@ struct SafetensorsReader::File {
     data = mapping + 8 + header_bytes;
     const int64_t data_bytes = bytes - 8 - static_cast<int64_t>(header_bytes);
 
+    const std::string_view text{reinterpret_cast<const char*>(mapping) + 8, header_bytes};
     Json header;
     try {
-      header = ParseUnique({reinterpret_cast<const char*>(mapping) + 8, header_bytes});
+      header = ParseUnique(text);
     } catch (const Json::exception&) {
       Fail("the header is not valid JSON (damaged, or no safetensors file)");
     }
@@ -170,6 +179,7 @@ struct SafetensorsReader::File {
       }
     }
     CheckCoverage(data_bytes);
+    written_here = HeaderText(header) == text;
   }
 
   void ParseMetadata(const Json& json) {
@@ -252,7 +262,7 @@ TensorView SafetensorsReader::Find(std::string_view name) const {
   return view;
 }
 
-void SafetensorsReader::Read(std::string_view name, TensorView destination) const {
+bool SafetensorsReader::Read(std::string_view name, TensorView destination) const {
   const TensorView source = file_->View(name);
   if (source.dtype != destination.dtype || source.shape != destination.shape) {
     Fail("{}: tensor {} is {} {}, {} {} is needed", file_->path.string(), name,
@@ -260,7 +270,8 @@ void SafetensorsReader::Read(std::string_view name, TensorView destination) cons
          destination.shape.ToString());
   }
   const auto stored = file_->metadata.find(std::string(kChecksumPrefix) + std::string(name));
-  if (stored == file_->metadata.end()) {
+  const bool has_checksum = stored != file_->metadata.end();
+  if (!has_checksum && file_->written_here) {
     Fail("{}: tensor {} has no checksum", file_->path.string(), name);
   }
   const int64_t page_bytes = sysconf(_SC_PAGESIZE);
@@ -272,10 +283,14 @@ void SafetensorsReader::Read(std::string_view name, TensorView destination) cons
     const int64_t first = (source.data - file_->mapping + begin) / page_bytes * page_bytes;
     madvise(file_->mapping + first, static_cast<size_t>(size), MADV_DONTNEED);
   }
-  if (fmt::format("{:016x}", checksum.Value()) != stored->second) {
+  const bool same = has_checksum && fmt::format("{:016x}", checksum.Value()) == stored->second;
+  if (!same && file_->written_here) {
     Fail("{}: tensor {} is damaged (its checksum differs)", file_->path.string(), name);
   }
+  return same;
 }
+
+bool SafetensorsReader::WrittenHere() const { return file_->written_here; }
 
 const std::map<std::string, std::string>& SafetensorsReader::metadata() const {
   return file_->metadata;
@@ -308,8 +323,7 @@ void WriteSafetensors(const std::filesystem::path& path, const std::vector<Tenso
         fmt::format("{:016x}", ChecksumOf(bytes_of(tensor)));
     offset += tensor.bytes();
   }
-  std::string text = header.dump();
-  text.resize((8 + text.size() + 63) / 64 * 64 - 8, ' ');  // data starts at a multiple of 64
+  const std::string text = HeaderText(header);
   const uint64_t header_bytes = text.size();
   if (header_bytes > kMaxHeaderBytes) {
     Fail("{}: {} tensors are too many for one file", path.string(), tensors.size());

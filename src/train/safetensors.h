@@ -33,7 +33,13 @@ class SafetensorsReader {
   // its checksum. Resident memory does not grow by the file: pages are given back as they are
   // read. Throws Error naming file and tensor when it is absent, has another dtype or shape, or
   // was damaged (destination then holds the damaged bytes).
-  void Read(std::string_view name, TensorView destination) const;
+  //
+  // Returns whether a checksum says that the bytes are those that were saved. It may not where
+  // another program wrote the file: most drop the metadata, and some keep what no longer holds.
+  bool Read(std::string_view name, TensorView destination) const;
+  // Whether the header is, to the byte, what WriteSafetensors makes of such tensors. Other programs
+  // order, align and space theirs differently.
+  bool WrittenHere() const;
   const std::map<std::string, std::string>& metadata() const;
   const std::filesystem::path& path() const;
 

@@ -172,6 +172,20 @@ void CreateFolder(const RunFolder& run, const std::string& config_toml,
   WriteFileAtomically(run.config(), config_toml);
 }
 
+// Of those that are due after `first_step`.
+int64_t SavesAfter(int64_t first_step, const TrainingConfig& training) {
+  if (first_step >= training.steps) return 0;
+  const int64_t interval = training.checkpoint_interval;
+  if (interval == 0) return 1;
+  const bool last_is_extra = training.steps % interval != 0;
+  return training.steps / interval - first_step / interval + (last_is_extra ? 1 : 0);
+}
+
+int64_t CheckpointBytesOf(const RunConfig& config) {
+  const Machine dry(config, Arena::Dry());
+  return CheckpointBytes(dry.model, dry.optimizer);
+}
+
 }  // namespace
 
 Ledger PlanTraining(const RunConfig& config, ArenaWatcher* watcher) {
@@ -217,6 +231,10 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
       resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
+  if (!options.overcommit) {
+    RequireRoomForCheckpoints(run.checkpoints(), CheckpointBytesOf(config), training.keep,
+                              SavesAfter(summary.first_step, training));
+  }
   const int64_t needed_bytes = summary.plan.total_peak_bytes;
   const bool refused = !options.overcommit && needed_bytes > summary.free_bytes;
   if (!resume && !refused) CreateFolder(run, config_toml, tokenizer, lock);
@@ -226,12 +244,15 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
                   "`terrace plan` tells what would fit; --overcommit starts all the same");
   }
 
+  const auto warn = [&](std::string_view text) {
+    if (callbacks.warning) callbacks.warning(text);
+  };
   Machine machine(config, Arena(needed_bytes));
   RunState state;
   if (latest) {
     try {
-      LoadModel(*latest, machine.model);
-      state = LoadState(*latest, machine.model, machine.optimizer);
+      LoadModel(*latest, machine.model, warn);
+      state = LoadState(*latest, machine.model, machine.optimizer, warn);
     } catch (const Error& error) {
       Fail("{}; without the folder {} the run goes on from what was saved before it", error.what(),
            latest->string());
@@ -241,9 +262,6 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   }
   if (resume) CreateFolder(run, config_toml, tokenizer, lock);
   MetricsFile metrics_file(run.metrics(), state.step);
-  const auto warn = [&](const std::string& text) {
-    if (callbacks.warning) callbacks.warning(text);
-  };
   if (metrics_file.dropped_lines() > 0) {
     warn(fmt::format("metrics.jsonl: steps after {} are dropped, to be taken again (lines: {})",
                      state.step, metrics_file.dropped_lines()));

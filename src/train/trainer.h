@@ -32,7 +32,8 @@ struct RunSummary {
 
 struct TrainOptions {
   bool resume = false;
-  bool overcommit = false;  // start even where the plan exceeds the free memory
+  // Start even where the plan exceeds the free memory, or checkpoints the room on the disk.
+  bool overcommit = false;
 };
 
 struct TrainCallbacks {
@@ -71,7 +72,8 @@ class DivergedError : public Error {
 // had not stopped. Finds its memory by a dry run first and takes no more.
 //
 // Throws Error on one line: when the folder holds a run already, the data or the configuration is
-// at fault, memory is short, or the disk is full; DivergedError, naming step and tensor.
+// at fault, memory or room for checkpoints is short, or the disk is full; DivergedError, naming
+// step and tensor.
 TrainResult Train(const RunConfig& config, const std::filesystem::path& run_folder,
                   const TrainOptions& options, const TrainCallbacks& callbacks);
 

@@ -77,8 +77,8 @@ TEST_P(RopeTest, DryRunsTakeTheSameScratch) {
 }
 
 TEST_P(RopeTest, OddHeadWidthsAreRefused) {
-  EXPECT_THROW(cpu_.Rope(Normals(DType::kF32, {4, 6}), 2, 4, 0, 10000.0f, false), Error);
-  EXPECT_THROW(cpu_.Rope(Normals(DType::kF32, {4, 6}), 4, 4, 0, 10000.0f, false), Error);
+  EXPECT_THROW(cpu_.Rope(Normals(DType::kF32, {4, 6}), 2, 4, 0, 10000.0f, false), InternalError);
+  EXPECT_THROW(cpu_.Rope(Normals(DType::kF32, {4, 6}), 4, 4, 0, 10000.0f, false), InternalError);
 }
 
 }  // namespace

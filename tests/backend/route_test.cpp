@@ -320,10 +320,14 @@ TEST_P(RouteTest, ImpossibleShapesAreRefused) {
   const RouteCase c{6, 4, 2};
   const TensorView logits = Normals(DType::kF32, {6, 4}), targets = Targets(6, 0);
   std::vector<int64_t> counts(4), short_counts(3);
-  EXPECT_THROW(cpu_.Route(Config(c, true), logits, targets, NewRouting(c), short_counts), Error);
-  EXPECT_THROW(cpu_.Route(Config({6, 4, 5}, true), logits, targets, NewRouting(c), counts), Error);
-  EXPECT_THROW(cpu_.Route(Config({6, 4, 0}, true), logits, targets, NewRouting(c), counts), Error);
-  EXPECT_THROW(cpu_.Route(Config(c, true), logits, Targets(5, 0), NewRouting(c), counts), Error);
+  EXPECT_THROW(cpu_.Route(Config(c, true), logits, targets, NewRouting(c), short_counts),
+               InternalError);
+  EXPECT_THROW(cpu_.Route(Config({6, 4, 5}, true), logits, targets, NewRouting(c), counts),
+               InternalError);
+  EXPECT_THROW(cpu_.Route(Config({6, 4, 0}, true), logits, targets, NewRouting(c), counts),
+               InternalError);
+  EXPECT_THROW(cpu_.Route(Config(c, true), logits, Targets(5, 0), NewRouting(c), counts),
+               InternalError);
 }
 
 }  // namespace

@@ -172,7 +172,7 @@ TEST_F(DataCommandTest, AnInterruptLeavesNothing) {
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   WriteBook();
   const auto before = Contents();
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     for (const std::vector<std::string>& arguments :
          {std::vector<std::string>{"tokenizer", "train", "-o", "new", "pipe"},
           {"data", "prepare", "-o", "new", "--piece-bytes", "256", "book.txt", "pipe"}}) {

@@ -1,5 +1,9 @@
 // terrace train, eval and generate as a user runs them.
 
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -368,8 +372,10 @@ TEST_F(TrainCommandTest, InterruptsSaveAndExitWithZero) {
                                     "--set", "training.checkpoint_interval=0"};
   };
   ASSERT_EQ(Run(arguments("whole")).exit_code, 0);
-  for (const int signal : {SIGINT, SIGTERM}) {
-    const std::string name = signal == SIGINT ? "int" : "term";
+  const std::pair<int, const char*> signals[] = {
+      {SIGINT, "int"}, {SIGTERM, "term"}, {SIGHUP, "hup"}, {SIGUSR1, "usr1"}};
+  for (const auto& [signal, signal_name] : signals) {
+    const std::string name = signal_name;
     Program program(Arguments(arguments(name)), Options());
     ASSERT_TRUE(WaitFor(folder_ / name / "metrics.jsonl"));
     EXPECT_THAT(ErrorOf({"train", "--resume", "-o", name}),
@@ -389,6 +395,41 @@ TEST_F(TrainCommandTest, InterruptsSaveAndExitWithZero) {
   }
 }
 
+TEST_F(TrainCommandTest, AClosedTerminalSavesTheRun) {
+  int terminal = -1;
+  const std::string folder = folder_.path();
+  std::vector<std::string> arguments =
+      Arguments({"train", Config(), "-o", "run", "--set", "training.steps=100000", "--set",
+                 "training.checkpoint_interval=0"});
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    if (chdir(folder.c_str()) == 0) execv(argv[0], argv.data());
+    _exit(127);
+  }
+  const bool started = WaitFor(folder_ / "run/metrics.jsonl");
+  // The kernel sends SIGHUP, and what is written from now on fails.
+  close(terminal);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  ASSERT_TRUE(started);
+  EXPECT_TRUE(WIFEXITED(status)) << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(LatestCheckpoint(folder_ / "run/checkpoints").has_value());
+}
+
+TEST_F(TrainCommandTest, WhereNobodyReadsTheRunGoesOn) {
+  const std::string command = std::string("{ ") + TERRACE_PROGRAM + " train " + Config() +
+                              " -o run 2>&1; echo $? > exit-code; } | true";
+  ASSERT_EQ(Program({"/bin/sh", "-c", command}, Options()).Wait().exit_code, 0);
+  ASSERT_TRUE(WaitFor(folder_ / "run/checkpoints/step-20"));
+  ASSERT_TRUE(WaitFor(folder_ / "exit-code"));
+  EXPECT_EQ(ReadFile(folder_ / "exit-code"), "0\n");
+}
+
 TEST_F(TrainCommandTest, AFullDiskEndsInOneLineAndLosesNothing) {
   ASSERT_EQ(Run({"train", Config(), "-o", "run", "--set", "training.steps=10", "--set",
                  "optimizer.schedule=constant", "--set", "optimizer.warmup_fraction=0"})
@@ -406,6 +447,22 @@ TEST_F(TrainCommandTest, AFullDiskEndsInOneLineAndLosesNothing) {
   EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints/step-20"));
   EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints/step-20.tmp"));
   EXPECT_EQ(Run({"train", Config(), "-o", "run", "--resume"}).exit_code, 0);
+}
+
+TEST_F(TrainCommandTest, ADiskWithoutRoomForCheckpointsIsNamedBeforeTheFirstStep) {
+  const std::string command =
+      std::string("mkdir small && mount -t tmpfs -o size=256k tmpfs small || exit 77; ") +
+      TERRACE_PROGRAM + " train " + Config() + " -o small/run; code=$?; ls -A small; exit $code";
+  const ProgramResult result =
+      Program({"/usr/bin/unshare", "-m", "/bin/sh", "-c", command}, Options()).Wait();
+  if (result.exit_code == 77 || result.errors.starts_with("unshare: ")) {
+    GTEST_SKIP() << "cannot mount: " << result.errors;
+  }
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.output, "");
+  EXPECT_THAT(result.errors, AllOf(StartsWith("terrace: small/run/checkpoints: "),
+                                   HasSubstr(" MiB are needed for "),
+                                   HasSubstr("and 0.2 MiB are free"), EndsWith("all the same\n")));
 }
 
 TEST_F(TrainCommandTest, ADamagedCheckpointIsNamed) {

@@ -5,9 +5,13 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <streambuf>
 
 #include "compare/study_testing.h"
 #include "core/error.h"
+#include "train/measure.h"
 #include "train/metrics.h"
 
 namespace terrace {
@@ -15,6 +19,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using Json = nlohmann::json;
 
 // A run of `steps` steps of half a second and 100 tokens, evaluated every 10 and at the end.
 std::string MetricsOf(int64_t steps) {
@@ -43,7 +48,8 @@ std::string MetricsOf(int64_t steps) {
 }
 
 RunResult Make(const std::string& metrics, RunFacts facts = {}) {
-  return MakeRunResult(std::move(facts), metrics, "metrics.jsonl");
+  std::istringstream lines(metrics);
+  return MakeRunResult(std::move(facts), lines, "metrics.jsonl");
 }
 
 std::string MessageOf(const std::function<void()>& work) {
@@ -135,19 +141,125 @@ TEST(ResultTest, ReadsBackWhatItWrites) {
   }
 }
 
+// Every value of a line of metrics or of a result, in turn, is of each wrong type, or not there:
+// what is said names the place and never comes from another exception.
+std::vector<Json> WithOneValueWrong(const Json& whole) {
+  const Json flat = whole.flatten();
+  std::vector<Json> all;
+  for (const auto& [pointer, value] : flat.items()) {
+    for (const char* wrong : {"null", "true", "\"7\"", "[]", "{}", "[{}]", "0.5", "-3", "1e300",
+                              "18446744073709551615"}) {
+      Json changed = whole;
+      changed[Json::json_pointer(pointer)] = Json::parse(wrong);
+      all.push_back(std::move(changed));
+    }
+    Json without = whole;
+    Json& parent = without[Json::json_pointer(pointer).parent_pointer()];
+    if (parent.is_object()) {
+      parent.erase(Json::json_pointer(pointer).back());
+      all.push_back(std::move(without));
+    }
+  }
+  return all;
+}
+
+TEST(ResultTest, MetricsOfWrongTypesAreNamedByTheirLine) {
+  const std::string lines = MetricsOf(10);
+  const size_t second = lines.find('\n') + 1, third = lines.find('\n', second) + 1;
+  const Json line = Json::parse(lines.substr(lines.rfind('\n', lines.size() - 2) + 1));
+  int64_t refused = 0;
+  for (const Json& changed : WithOneValueWrong(line)) {
+    // The last line is the one with an evaluation.
+    const std::string message = MessageOf([&] {
+      Make(lines.substr(0, lines.rfind('\n', lines.size() - 2) + 1) + changed.dump() + "\n");
+    });
+    if (message.empty() || message == "metrics.jsonl: holds no validation") continue;
+    EXPECT_THAT(message, testing::StartsWith("metrics.jsonl:10: ")) << changed;
+    EXPECT_THAT(message, testing::Not(HasSubstr("json.exception")));
+    ++refused;
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_EQ(
+      MessageOf([&] { Make(lines.substr(0, second) + "{\"step\":null}\n" + lines.substr(third)); }),
+      "metrics.jsonl:2: step is no whole number (null); without the run's folder the run is "
+      "made again");
+}
+
+TEST(ResultTest, ResultsOfWrongTypesAreNamed) {
+  int64_t refused = 0;
+  for (const Json& changed : WithOneValueWrong(Json::parse(ToJson(Make(MetricsOf(3)))))) {
+    const std::string message = MessageOf([&] { ParseRunResult(changed.dump(), "result.json"); });
+    if (message.empty()) continue;
+    EXPECT_THAT(message, testing::StartsWith("result.json: ")) << changed;
+    EXPECT_THAT(message, testing::Not(HasSubstr("json.exception")));
+    ++refused;
+  }
+  EXPECT_GT(refused, 100);
+}
+
+// A stream of lines, padded with blanks, that is nowhere as a whole.
+class PaddedLines : public std::streambuf {
+ public:
+  PaddedLines(std::vector<std::string> lines, size_t line_bytes)
+      : lines_(std::move(lines)), line_(line_bytes, ' ') {
+    line_.back() = '\n';
+  }
+
+ protected:
+  int_type underflow() override {
+    if (next_ == lines_.size()) return traits_type::eof();
+    const std::string& text = lines_[next_++];
+    std::fill(line_.begin(), line_.end() - 1, ' ');
+    std::copy(text.begin(), text.end(), line_.begin());
+    setg(line_.data(), line_.data(), line_.data() + line_.size());
+    return traits_type::to_int_type(line_.front());
+  }
+  // Only back to the start.
+  pos_type seekpos(pos_type position, std::ios_base::openmode) override {
+    next_ = 0;
+    setg(nullptr, nullptr, nullptr);
+    return position;
+  }
+  pos_type seekoff(off_type, std::ios_base::seekdir, std::ios_base::openmode) override { return 0; }
+
+ private:
+  std::vector<std::string> lines_;
+  std::string line_;
+  size_t next_ = 0;
+};
+
+TEST(ResultTest, MetricsMayBeLargerThanMemory) {
+  std::vector<std::string> lines;
+  std::istringstream text(MetricsOf(300));
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  PaddedLines padded(std::move(lines), 1 << 20);
+  std::istream stream(&padded);
+  const ResidentMemory before = ReadResidentMemory();
+  const RunResult result = MakeRunResult({}, stream, "metrics.jsonl");
+  EXPECT_EQ(result.steps, 300);
+  EXPECT_EQ(ToJson(result), ToJson(Make(MetricsOf(300))));
+  EXPECT_LT(ReadResidentMemory().peak_bytes - before.peak_bytes, int64_t{32} << 20);
+}
+
 TEST(ResultTest, DamageIsNamed) {
   EXPECT_EQ(MessageOf([] { Make("{\"step\":\n"); }),
-            "metrics.jsonl: is damaged; without the run's folder the run is made again");
+            "metrics.jsonl:1: is not JSON; without the run's folder the run is made again");
   EXPECT_EQ(MessageOf([] { Make(""); }), "metrics.jsonl: holds no validation");
   std::string lines = MetricsOf(3);
   lines.erase(0, lines.find('\n') + 1);
-  EXPECT_EQ(MessageOf([&] { Make(lines); }),
-            "metrics.jsonl: has no line of step 1; without the run's folder the run is made again");
+  EXPECT_EQ(
+      MessageOf([&] { Make(lines); }),
+      "metrics.jsonl:1: is of step 2, not of step 1; without the run's folder the run is made "
+      "again");
   const std::string text = ToJson(Make(MetricsOf(3)));
-  for (const std::string& bad :
-       {std::string(), text.substr(0, text.size() / 2), std::string("{}"), std::string("[]")}) {
-    EXPECT_EQ(MessageOf([&] { ParseRunResult(bad, "result.json"); }), "result.json: is damaged");
+  for (const std::string& bad : {std::string(), text.substr(0, text.size() / 2)}) {
+    EXPECT_EQ(MessageOf([&] { ParseRunResult(bad, "result.json"); }),
+              "result.json: is damaged (not JSON)");
   }
+  EXPECT_EQ(MessageOf([&] { ParseRunResult("{}", "result.json"); }),
+            "result.json: format is missing");
+  EXPECT_EQ(MessageOf([&] { ParseRunResult("[]", "result.json"); }),
+            "result.json: holds array in place of an object");
   std::string newer = text;
   newer.replace(newer.find("\"format\": 1"), 11, "\"format\": 2");
   EXPECT_EQ(MessageOf([&] { ParseRunResult(newer, "result.json"); }),

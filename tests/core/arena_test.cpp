@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "core/parallel.h"
+
 namespace terrace {
 namespace {
 
@@ -29,7 +31,7 @@ TEST(ArenaTest, DryPeakIsTheCapacityThatTheRealRunNeeds) {
   EXPECT_EQ(real.ledger().total_bytes, dry.ledger().total_bytes);
 
   Arena short_by_one_line(dry.ledger().total_peak_bytes - Arena::kAlignment);
-  EXPECT_THROW(Exercise(short_by_one_line), Error);
+  EXPECT_THROW(Exercise(short_by_one_line), InternalError);
 }
 
 TEST(ArenaTest, TensorsAreAlignedAndDoNotOverlap) {
@@ -63,9 +65,19 @@ TEST(ArenaTest, ErrorNamesTheTensor) {
   try {
     arena.Allocate(Memory::kWeights, DType::kF32, {1000}, "layers.0.w");
     FAIL();
-  } catch (const Error& error) {
+  } catch (const InternalError& error) {
     EXPECT_NE(std::string(error.what()).find("layers.0.w"), std::string::npos) << error.what();
   }
+}
+
+TEST(ParallelForTest, BrokenContractsReachTheCaller) {
+  const auto run = [](const auto& body) { ParallelFor(100, 1, body); };
+  EXPECT_THROW(run([](int64_t i, int64_t) { TERRACE_CHECK(i != 50, "block {}", i); }),
+               InternalError);
+  EXPECT_THROW(run([](int64_t i, int64_t) {
+                 if (i == 50) Fail("block {}", i);
+               }),
+               Error);
 }
 
 TEST(TensorTest, RowsAndReshape) {
@@ -74,9 +86,9 @@ TEST(TensorTest, RowsAndReshape) {
   EXPECT_EQ(x.Rows(1, 2).data - x.data, 6 * 4);
   EXPECT_EQ(x.Rows(1, 2).shape, (Shape{2, 6}));
   EXPECT_EQ(x.Reshaped({24}).size(), 24);
-  EXPECT_THROW(x.Rows(3, 2), Error);
-  EXPECT_THROW(x.Reshaped({5}), Error);
-  EXPECT_THROW(x.as<BF16>(), Error);
+  EXPECT_THROW(x.Rows(3, 2), InternalError);
+  EXPECT_THROW(x.Reshaped({5}), InternalError);
+  EXPECT_THROW(x.as<BF16>(), InternalError);
 }
 
 TEST(BF16Test, RoundsToNearestEvenAndKeepsNan) {

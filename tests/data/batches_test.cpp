@@ -196,7 +196,7 @@ TEST(EvaluationBatches, StopAfterTheWindowsAskedFor) {
   EXPECT_EQ(batch.targets[19], 60);
   EXPECT_EQ(batch.targets[20], kIgnoredTarget);
   EXPECT_EQ(batch.targets[39], kIgnoredTarget);
-  EXPECT_THROW(Read(batches, 2, 40), Error);
+  EXPECT_THROW(Read(batches, 2, 40), InternalError);
 }
 
 TEST(EvaluationBatches, NeedTwoTokens) {

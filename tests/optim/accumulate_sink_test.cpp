@@ -77,11 +77,11 @@ class AccumulateSinkTest : public testing::Test {
   }
 
   // What a check says; empty when it did not fail.
-  template <typename F>
+  template <typename Thrown = InternalError, typename F>
   static std::string MessageOf(const F& f) {
     try {
       f();
-    } catch (const Error& error) {
+    } catch (const Thrown& error) {
       return error.what();
     }
     return "";
@@ -309,7 +309,7 @@ TEST_F(AccumulateSinkTest, MisuseIsNamed) {
   EXPECT_THAT(MessageOf([&] { sink.Finish(); }),
               HasSubstr("tokens: 2 gradient contributions in 2 micro-batches, not 4"));
 
-  EXPECT_THAT(MessageOf([&] { MakeSink({.max_norm = 0}); }), HasSubstr("clipping.max_norm"));
+  EXPECT_THAT(MessageOf<Error>([&] { MakeSink({.max_norm = 0}); }), HasSubstr("clipping.max_norm"));
   EXPECT_THROW(ClippingKindNamed("norm"), Error);
   EXPECT_EQ(ClippingKindNamed("per_tensor"), ClippingKind::kPerTensor);
 }

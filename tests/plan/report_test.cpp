@@ -12,7 +12,9 @@
 #include "core/atomic_file.h"
 #include "model/presets.h"
 #include "plan/bytes.h"
+#include "support/small_run.h"
 #include "support/temporary_folder.h"
+#include "train/fields.h"
 #include "train/trainer.h"
 
 namespace terrace {
@@ -100,6 +102,84 @@ TEST(AdviceTest, LeavesOutWhatContainsAnEarlierSuggestion) {
   EXPECT_FALSE(Advise(unbalanced.config, INT64_MAX, [](const RunConfig&) { return 1; })
                    .fitting[0]
                    .changes_numbers);
+}
+
+// Trains with what is said to give the same results, and with what is said to give others.
+TEST(AdviceTest, SameResultsAreTheSame) {
+  const TemporaryFolder folder;
+  PrepareSmallCorpus(folder / "corpus");
+  int64_t number = 0;
+  const auto losses = [&](const RunConfig& config) {
+    std::vector<double> all;
+    const TrainResult result =
+        Train(config, folder / fmt::format("run-{}", number++), {},
+              {.step = [&](const StepMetrics& metrics) { all.push_back(metrics.loss); }});
+    all.push_back(result.evaluation->loss);
+    all.push_back(static_cast<double>(result.evaluation->tokens));
+    return all;
+  };
+  struct Case {
+    float noise;
+    float aux;
+    bool splitting_changes;
+  };
+  for (const Case& c : {Case{0, 0, false}, Case{0.5f, 0, true}, Case{0, 0.05f, true}}) {
+    RunConfig config = SmallRun(folder / "corpus");
+    config.training.steps = 6;
+    config.training.eval_interval = 6;
+    config.model.router.noise_scale = c.noise;
+    config.model.router.aux_coefficient = c.aux;
+    const std::vector<double> whole = losses(config);
+    bool split = false;
+    for (const Suggestion& suggestion :
+         Advise(config, INT64_MAX, [](const RunConfig&) { return 1; }).fitting) {
+      const bool splits = suggestion.settings[0].starts_with("training.micro_batch=");
+      if (splits) {
+        EXPECT_EQ(suggestion.changes_numbers, c.splitting_changes);
+      }
+      if (suggestion.changes_numbers && (!splits || split)) continue;
+      split |= splits;
+      SCOPED_TRACE(
+          fmt::format("noise {}, aux {}: {}", c.noise, c.aux, fmt::join(suggestion.settings, " ")));
+      RunConfig changed = config;
+      for (const std::string& setting : suggestion.settings) {
+        ApplyAssignment(FieldsOf(changed), setting);
+      }
+      const std::vector<double> other = losses(changed);
+      ASSERT_EQ(other.size(), whole.size());
+      EXPECT_EQ(other.back(), whole.back());
+      double difference = 0;
+      for (size_t i = 0; i < whole.size(); ++i) {
+        difference = std::max(difference, std::abs(whole[i] - other[i]));
+      }
+      if (suggestion.changes_numbers) {
+        EXPECT_GT(difference, 1e-4);
+      } else {
+        EXPECT_LT(difference, 1e-5);
+      }
+    }
+    EXPECT_TRUE(split);
+  }
+}
+
+TEST(AdviceTest, KnowsWhatDependsOnTheMicroBatch) {
+  const auto changes = [](const std::vector<std::string>& assignments, std::string_view setting) {
+    const Subject subject = Preset110m(assignments);
+    const Advice advice = Advise(subject.config, INT64_MAX, [](const RunConfig&) { return 1; });
+    for (const Suggestion& suggestion : advice.fitting) {
+      if (suggestion.settings[0].starts_with(setting)) return suggestion.changes_numbers;
+    }
+    ADD_FAILURE() << "no suggestion of " << setting;
+    return false;
+  };
+  const std::string balance = "model.router.aux_coefficient=0",
+                    halves = "training.micro_batch=", release = "training.sink=release",
+                    bf16 = "training.gradient_dtype=bf16";
+  EXPECT_FALSE(changes({balance}, halves));
+  EXPECT_TRUE(changes({balance, "model.router.noise_scale=0.1"}, halves));
+  EXPECT_TRUE(changes({balance, bf16}, halves));
+  EXPECT_FALSE(changes({}, release));
+  EXPECT_TRUE(changes({bf16}, release));
 }
 
 TEST(AdviceTest, SaysWhenNothingFits) {
@@ -259,6 +339,15 @@ TEST(ReportTest, SaysWhatAHuggingFacePlanLeavesOut) {
               HasSubstr(" to spare for activations and scratch\n"));
   EXPECT_THROW(LoadSubject(HuggingFacePath("deepseek-v3"), "", {"model.layers=3"}), Error);
   EXPECT_THROW(LoadSubject("no-such-preset", "", {}), Error);
+}
+
+// Only an error of the settings means that they do not fit.
+TEST(AdviceTest, ABrokenContractIsNotAdvice) {
+  const RunConfig config = Preset110m().config;
+  const Planner refusing = [](const RunConfig&) -> int64_t { Fail("policy: refused"); };
+  EXPECT_EQ(Advise(config, 1, refusing).planned, 0);
+  const Planner broken = [](const RunConfig&) -> int64_t { throw InternalError("scratch"); };
+  EXPECT_THROW(Advise(config, 1, broken), InternalError);
 }
 
 // A POSIX extended regular expression: GCC 12 warns inside std::regex.

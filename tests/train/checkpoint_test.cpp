@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/atomic_file.h"
@@ -13,6 +16,7 @@
 #include "support/file_size_limit.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
+#include "train/safetensors.h"
 
 namespace terrace {
 namespace {
@@ -131,6 +135,82 @@ TEST_F(CheckpointTest, FlippedBytesAreFound) {
   }
   Trained loaded(config_, 2);
   EXPECT_EQ(MessageOfLoad(path, loaded), "");
+}
+
+// The file as Python's safetensors writes it: keys and tensors in another order, padded to 8 bytes.
+std::string WrittenAgain(const fs::path& path, bool metadata,
+                         const std::function<void(std::string& bytes)>& change = {}) {
+  const SafetensorsReader reader(path);
+  std::vector<std::string> names = reader.names();
+  std::reverse(names.begin(), names.end());
+  nlohmann::ordered_json header;
+  if (metadata) header["__metadata__"] = reader.metadata();
+  std::string data;
+  for (const std::string& name : names) {
+    const TensorView view = reader.Find(name);
+    std::string bytes(reinterpret_cast<const char*>(view.data), static_cast<size_t>(view.bytes()));
+    if (change && name == names[1]) change(bytes);
+    auto& entry = header[name];
+    entry["dtype"] = view.dtype == DType::kF32 ? "F32" : view.dtype == DType::kBF16 ? "BF16" : "U8";
+    entry["shape"] = nlohmann::json::array();
+    for (int axis = 0; axis < view.shape.rank(); ++axis) entry["shape"].push_back(view.shape[axis]);
+    entry["data_offsets"] = {data.size(), data.size() + bytes.size()};
+    data += bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), 8) + text + data;
+}
+
+TEST_F(CheckpointTest, WhatAnotherProgramWroteIsTakenWithANotice) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    config_.model.weight_dtype = dtype;
+    const Trained saved(config_, 1);
+    const fs::path path = Save(saved, 1);
+    std::map<std::string, std::string> good;
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+      good[name] = ReadFile(path / name);
+    }
+    const auto restore = [&] {
+      for (const auto& [name, bytes] : good) std::ofstream(path / name, std::ios::binary) << bytes;
+    };
+    std::vector<std::string> notices;
+    const Notice notice = [&](std::string_view text) { notices.emplace_back(text); };
+    Trained loaded(config_, 2);
+    LoadModel(path, loaded.model, notice);
+    LoadState(path, loaded.model, loaded.optimizer, notice);
+    EXPECT_THAT(notices, testing::IsEmpty());
+    for (const bool metadata : {true, false}) {
+      restore();
+      for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+        const std::string bytes = WrittenAgain(path / name, metadata);
+        std::ofstream(path / name, std::ios::binary) << bytes;
+      }
+      Trained again(config_, 3);
+      LoadModel(path, again.model, notice);
+      LoadState(path, again.model, again.optimizer, notice);
+      EXPECT_EQ(again.Contents(), saved.Contents());
+      EXPECT_EQ(notices.size(), 2u);
+      EXPECT_THAT(notices[0], HasSubstr("model.safetensors: was written by another program"));
+      EXPECT_EQ(notices[0].find("checksum") == std::string::npos, metadata) << notices[0];
+      notices.clear();
+    }
+    // With its checksums kept, and one tensor changed.
+    restore();
+    const std::string changed =
+        WrittenAgain(path / "model.safetensors", true, [](std::string& bytes) { bytes[0] ^= 1; });
+    std::ofstream(path / "model.safetensors", std::ios::binary) << changed;
+    Trained again(config_, 3);
+    LoadModel(path, again.model, notice);
+    ASSERT_EQ(notices.size(), 1u);
+    EXPECT_THAT(notices[0], testing::EndsWith(" is as saved by the run"));
+    // What the format itself tells is still found.
+    std::ofstream(path / "model.safetensors", std::ios::binary)
+        << changed.substr(0, changed.size() - 1);
+    EXPECT_THAT(MessageOfLoad(path, again), HasSubstr("model.safetensors: "));
+    fs::remove_all(checkpoints_);
+  }
 }
 
 TEST_F(CheckpointTest, TruncatedMissingAndForeignFilesAreNamed) {

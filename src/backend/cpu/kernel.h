@@ -22,41 +22,36 @@ inline int64_t RowsPerBlock(int64_t columns) {
 
 inline bool IsBF16(const TensorView& x) { return x.dtype == DType::kBF16; }
 
-// Throw Error ("internal: file:line: ...") that names the operation's line and the tensor.
+// Throw InternalError that names the operation's line and the tensor.
 inline void CheckShape(const TensorView& x, const Shape& shape,
                        std::source_location where = std::source_location::current()) {
   if (x.shape == shape) return;
-  Fail("internal: {}:{}: {} is {}, not {}", where.file_name(), where.line(), x.name,
-       x.shape.ToString(), shape.ToString());
+  FailInternally(where, "{} is {}, not {}", x.name, x.shape.ToString(), shape.ToString());
 }
 
 inline void CheckSize(const TensorView& x, int64_t size,
                       std::source_location where = std::source_location::current()) {
   if (x.size() == size) return;
-  Fail("internal: {}:{}: {} has {} elements, not {}", where.file_name(), where.line(), x.name,
-       x.size(), size);
+  FailInternally(where, "{} has {} elements, not {}", x.name, x.size(), size);
 }
 
 inline void CheckMatrix(const TensorView& x,
                         std::source_location where = std::source_location::current()) {
   if (x.shape.rank() == 2) return;
-  Fail("internal: {}:{}: {} is {}, not a matrix", where.file_name(), where.line(), x.name,
-       x.shape.ToString());
+  FailInternally(where, "{} is {}, not a matrix", x.name, x.shape.ToString());
 }
 
 inline void CheckDType(const TensorView& x, DType dtype,
                        std::source_location where = std::source_location::current()) {
   if (x.dtype == dtype) return;
-  Fail("internal: {}:{}: {} is {}, not {}", where.file_name(), where.line(), x.name,
-       NameOf(x.dtype), NameOf(dtype));
+  FailInternally(where, "{} is {}, not {}", x.name, NameOf(x.dtype), NameOf(dtype));
 }
 
 // float32 or bfloat16.
 inline void CheckFloat(const TensorView& x,
                        std::source_location where = std::source_location::current()) {
   if (x.dtype == DType::kF32 || x.dtype == DType::kBF16) return;
-  Fail("internal: {}:{}: {} is {}, not f32 or bf16", where.file_name(), where.line(), x.name,
-       NameOf(x.dtype));
+  FailInternally(where, "{} is {}, not f32 or bf16", x.name, NameOf(x.dtype));
 }
 
 // float64 scratch, null in a dry run. Tensors have no such type: it takes the room of int64.

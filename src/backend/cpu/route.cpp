@@ -60,7 +60,7 @@ HWY_INLINE void SoftmaxRow(const float* logits, int64_t experts, float* probabil
     const auto limited =
         hn::Clamp(hn::IfThenElse(hn::IsNaN(logit), lowest, logit), lowest, hn::Set(d, kLogitLimit));
     const auto shifted = hn::Sub(limited, hn::Set(d, top));
-    const auto power = ExpLanes(d, shifted);
+    const auto power = ExpOrZeroLanes(d, shifted);
     sum.Add(d, power);
     weighted.Add(d, hn::Mul(power, shifted));
     hn::StoreU(power, d, probabilities + e);

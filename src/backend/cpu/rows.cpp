@@ -142,12 +142,12 @@ HWY_EXPORT(PositionsBackwardBlock);
 
 namespace {
 
-// Throws Error when an index in `rows` (i32 or i64) is not in [0, count): a wild one would read
-// or write the memory of another tensor.
+// Throws InternalError when an index in `rows` (i32 or i64) is not in [0, count): a wild one would
+// read or write the memory of another tensor.
 template <typename Index>
 void CheckIndices(const TensorView& rows, int64_t count) {
   for (const Index row : rows.span<Index>()) {
-    if (row < 0 || row >= count) Fail("{}: {} is not in [0, {})", rows.name, row, count);
+    TERRACE_CHECK(row >= 0 && row < count, "{}: {} is not in [0, {})", rows.name, row, count);
   }
 }
 

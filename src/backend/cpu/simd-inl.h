@@ -60,8 +60,9 @@ HWY_INLINE void StoreLanes(hn::Vec<D> value, D /*d*/, BF16* to) {
              reinterpret_cast<uint16_t*>(to));
 }
 
-// e^x to a relative error of 1e-7, for x from -87 to 88. Half the instructions of the vector
-// library's Exp, which must also serve arguments whose results are denormal.
+// e^x to a relative error of 1e-7, for x from -87 to 88 (of NaN it makes a number: the low bits of
+// x become an exponent). Half the instructions of the vector library's Exp, which must also serve
+// arguments whose results are denormal.
 template <class D>
 HWY_INLINE hn::Vec<D> ExpInRange(D d, hn::Vec<D> x) {
   const hn::Rebind<uint32_t, D> word;
@@ -84,9 +85,18 @@ HWY_INLINE hn::Vec<D> ExpInRange(D d, hn::Vec<D> x) {
   return hn::BitCast(d, hn::Add(hn::BitCast(word, p), power));
 }
 
-// The same for any x <= 88; 0 below -87.
+// The same for any x <= 88, with the result at -87 for what is below; every NaN stays NaN, whatever
+// its payload: a model that has diverged must show in its loss.
 template <class D>
 HWY_INLINE hn::Vec<D> ExpLanes(D d, hn::Vec<D> x) {
+  // Max may take either operand where one is NaN.
+  const auto power = ExpInRange(d, hn::Max(x, hn::Set(d, -87.0f)));
+  return hn::IfThenElse(hn::IsNaN(x), x, power);
+}
+
+// For any x <= 88 and no NaN; 0 below -87.
+template <class D>
+HWY_INLINE hn::Vec<D> ExpOrZeroLanes(D d, hn::Vec<D> x) {
   const auto lowest = hn::Set(d, -87.0f);
   return hn::IfThenElseZero(hn::Ge(x, lowest), ExpInRange(d, hn::Max(x, lowest)));
 }

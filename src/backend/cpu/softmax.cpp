@@ -14,13 +14,6 @@ HWY_BEFORE_NAMESPACE();
 namespace terrace {
 namespace HWY_NAMESPACE {
 
-// exp of x <= 88. Unlike ExpLanes it keeps NaN: a model that has diverged must show in its loss.
-template <class D>
-HWY_INLINE hn::Vec<D> SoftmaxExp(D d, hn::Vec<D> x) {
-  const auto lowest = hn::Set(d, -87.0f);
-  return ExpInRange(d, hn::IfThenElse(hn::Lt(x, lowest), lowest, x));
-}
-
 HWY_INLINE float RowMax(const float* row, int64_t count) {
   const FullTag d;
   hn::Vec<FullTag> most = hn::Set(d, row[0]);
@@ -40,7 +33,7 @@ HWY_INLINE float ExpRow(float* row, int64_t count, float scale, float shift) {
   LaneSum sum;
   ForLanes(count, [&](auto d, int64_t i) HWY_ATTR {
     const auto shifted = hn::MulSub(hn::LoadU(d, row + i), hn::Set(d, scale), hn::Set(d, shift));
-    const auto value = SoftmaxExp(d, shifted);
+    const auto value = ExpLanes(d, shifted);
     hn::StoreU(value, d, row + i);
     sum.Add(d, value);
   });
@@ -81,8 +74,7 @@ void SoftmaxScoresBackwardAs(const ScoreBlock& block, float* scores, float* grad
     T* dout = reinterpret_cast<T*>(drow);
     ForLanes(visible, [&](auto d, int64_t i) HWY_ATTR {
       const auto scale = hn::Set(d, block.scale);
-      const auto p =
-          SoftmaxExp(d, hn::MulSub(hn::LoadU(d, row + i), scale, hn::Set(d, log_sums[r])));
+      const auto p = ExpLanes(d, hn::MulSub(hn::LoadU(d, row + i), scale, hn::Set(d, log_sums[r])));
       const auto dp = hn::Sub(hn::LoadU(d, drow + i), hn::Set(d, deltas[r]));
       StoreLanes(p, d, out + i);
       StoreLanes(hn::Mul(hn::Mul(p, dp), scale), d, dout + i);
