@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "data/fingerprint.h"
 #include "model/model.h"
 #include "optim/optimizer.h"
 
@@ -17,6 +18,7 @@ namespace terrace {
 struct RunState {
   int64_t step = 0;
   int64_t tokens = 0;  // trained on so far
+  DataIdentity data;   // whose tokens these are
 };
 
 // Writes `<checkpoints>/step-N`, to a temporary name that is synced and renamed, then removes all
@@ -34,6 +36,8 @@ std::optional<std::filesystem::path> LatestCheckpoint(const std::filesystem::pat
 // Each reads one checkpoint into what was built from its configuration, and throws Error naming
 // file and tensor for anything missing, superfluous, of another shape, or damaged.
 void LoadModel(const std::filesystem::path& checkpoint, Model& model);
+// What the run was trained on so far; empty in checkpoints of earlier versions.
+DataIdentity LoadDataIdentity(const std::filesystem::path& checkpoint);
 // Also sets the optimizer's step counts.
 RunState LoadState(const std::filesystem::path& checkpoint, const Model& model,
                    Optimizer& optimizer);
