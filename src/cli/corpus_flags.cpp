@@ -2,15 +2,21 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/streams.h"
+
 namespace terrace {
 
 void AddCorpusFlags(CLI::App& command, CorpusOptions& corpus) {
-  command.add_option("inputs", corpus.inputs, "Text files, .jsonl files, and folders of both")
+  corpus.notice = WriteNote;
+  command
+      .add_option("inputs", corpus.inputs,
+                  "Text files, .jsonl files (both also as .gz or .zst), and folders of both")
       ->required()
       ->type_name("INPUT");
   command
       .add_option("--extensions", corpus.extensions,
-                  "Endings of the names to take from folders, separated by commas")
+                  "Endings of the names to take from folders, also with .gz or .zst after them, "
+                  "separated by commas")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("LIST")

@@ -25,11 +25,35 @@ struct PrepareFlags {
   std::string tokenizer = "bytes";
 };
 
-std::string LineOf(Split split, const SplitSummary& summary) {
+std::string LineOf(Split split, const SplitSummary& summary, int64_t all_bytes) {
   return fmt::format(
-      "{:<5}  {} tokens from {} bytes, unigram entropy {:.4f} nats (perplexity {:.1f})\n",
-      NameOf(split), summary.tokens, summary.bytes, summary.entropy_nats,
-      std::exp(summary.entropy_nats));
+      "{:<5}  {} tokens from {} bytes ({:.1f} %), unigram entropy {:.4f} nats (perplexity "
+      "{:.1f})\n",
+      NameOf(split), summary.tokens, summary.bytes,
+      100 * static_cast<double>(summary.bytes) / static_cast<double>(all_bytes),
+      summary.entropy_nats, std::exp(summary.entropy_nats));
+}
+
+// What came out otherwise than it was asked for.
+std::string Deviations(const PrepareOptions& options, const CorpusSummary& summary) {
+  std::string text;
+  if (summary.piece_bytes < options.piece_bytes) {
+    text += fmt::format(
+        "documents were cut into pieces of at most {} bytes, not {}: in larger ones there were too "
+        "few for both train and val\n",
+        summary.piece_bytes, options.piece_bytes);
+  }
+  const double all_bytes = static_cast<double>(summary.train.bytes + summary.val.bytes);
+  const double share = static_cast<double>(summary.val.bytes) / all_bytes;
+  const double asked = options.val_fraction;
+  // A quarter of what was asked for is what a thousand pieces rarely exceed.
+  if (std::abs(share - asked) > std::min(asked, 1 - asked) / 4) {
+    text += fmt::format(
+        "val has {:.1f} % of the text, not the {:.1f} % asked for: pieces go to it by chance, and "
+        "there are {} of them; smaller ones (--piece-bytes) come closer\n",
+        100 * share, 100 * asked, summary.train.pieces + summary.val.pieces);
+  }
+  return text;
 }
 
 void Prepare(const PrepareFlags& flags) {
@@ -38,10 +62,13 @@ void Prepare(const PrepareFlags& flags) {
   RunInterruptibly([&](const ProgressCallback& progress) {
     summary = PrepareCorpus(flags.options, LoadTokenizer(flags.tokenizer), progress);
   });
-  WriteOutput("-", fmt::format("{}: {} documents of {} files, vocabulary {}\n",
-                               flags.options.output.string(), summary.documents, summary.files,
-                               summary.vocab_size) +
-                       LineOf(Split::kTrain, summary.train) + LineOf(Split::kVal, summary.val));
+  const int64_t all_bytes = summary.train.bytes + summary.val.bytes;
+  WriteOutput(
+      "-",
+      fmt::format("{}: {} documents of {} files, vocabulary {}\n", flags.options.output.string(),
+                  summary.documents, summary.files, summary.vocab_size) +
+          LineOf(Split::kTrain, summary.train, all_bytes) +
+          LineOf(Split::kVal, summary.val, all_bytes) + Deviations(flags.options, summary));
 }
 
 // Verifies a file and describes it.
@@ -92,7 +119,7 @@ void AddPrepare(CLI::App& parent) {
       ->required();
   command
       ->add_option("--val-fraction", options.val_fraction,
-                   "Share of the documents for validation, chosen by a hash of their start")
+                   "Share of the documents for validation, chosen by a hash of their bytes")
       ->type_name("X")
       ->capture_default_str();
   command

@@ -8,9 +8,11 @@
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/whole_number.h"
+#include "core/error.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
 #include "train/planned_model.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 
 namespace terrace {
@@ -27,8 +29,20 @@ void RunEval(const EvalFlags& flags) {
   UseThreads(flags.threads);
   const StoredModel stored = FindStoredModel(flags.model);
   const RunConfig& config = stored.config;
-  const Dataset dataset(flags.data.empty() ? config.data.folder : flags.data.string(), Split::kVal,
-                        config.model.vocab_size);
+  const std::filesystem::path data =
+      flags.data.empty() ? std::filesystem::path(config.data.folder) : flags.data;
+  if (flags.data.empty()) {
+    if (!std::filesystem::exists(data)) {
+      Fail("{}: the run's data are not there any more; --data names others", data.string());
+    }
+    if (!std::filesystem::is_directory(data)) {
+      Fail("{}: is a file that the run was trained on; --data names data to evaluate on",
+           data.string());
+    }
+  }
+  const std::optional<std::string> notice = CheckDataOfModel(stored, data);
+  if (notice && !flags.data.empty()) WriteNote(*notice);
+  const Dataset dataset(data, Split::kVal, config.model.vocab_size);
   EvaluationShape shape{config.training.micro_batch, config.training.sequence_length,
                         flags.batches};
   if (flags.batches == 0) {
@@ -57,8 +71,11 @@ void AddEvalCommand(CLI::App& app) {
   command->add_option("model", flags->model, "The folder of a run, or of one of its checkpoints")
       ->option_text("RUN")
       ->required();
-  command->add_option("--data", flags->data, "Prepared data (default: what it was trained on)")
-      ->option_text("FOLDER");
+  command
+      ->add_option("--data", flags->data,
+                   "A folder of prepared data, of which val is taken, or a single file of tokens "
+                   "(default: the run's folder)")
+      ->option_text("PATH");
   command->add_option("--batches", flags->batches, "Evaluate on the first N batches; 0: on all")
       ->transform(WholeNumber<int64_t>(0))
       ->option_text("N");

@@ -8,8 +8,8 @@
 
 namespace terrace {
 
-MappedFile OpenInput(const std::string& name) {
-  return MappedFile(name == "-" ? "/dev/stdin" : name);
+std::string ReadInput(const std::string& name) {
+  return ReadWhole(name == "-" ? "/dev/stdin" : name);
 }
 
 namespace {

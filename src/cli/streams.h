@@ -10,7 +10,7 @@
 namespace terrace {
 
 // Throws Error when the file cannot be read.
-MappedFile OpenInput(const std::string& name);
+std::string ReadInput(const std::string& name);
 
 // A file must not exist, and appears complete or not at all; a pipe or a device, such as /dev/null,
 // is written to. Throws Error, for standard output too (a full disk behind it, say).

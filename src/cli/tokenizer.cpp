@@ -48,10 +48,10 @@ void Train(const TrainFlags& flags) {
 
 void Encode(const CodeFlags& flags) {
   const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
-  const MappedFile input = OpenInput(flags.input);
+  const std::string input = ReadInput(flags.input);
   const auto special = flags.special ? SpecialTokens::kAsTokens : SpecialTokens::kAsText;
   fmt::memory_buffer text;
-  for (const int32_t id : tokenizer.Encode(input.bytes(), special)) {
+  for (const int32_t id : tokenizer.Encode(input, special)) {
     fmt::format_to(std::back_inserter(text), "{}{}", text.size() == 0 ? "" : " ", id);
   }
   text.push_back('\n');
@@ -77,8 +77,8 @@ std::vector<int32_t> ParseIds(std::string_view text) {
 
 void Decode(const CodeFlags& flags) {
   const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
-  const MappedFile input = OpenInput(flags.input);
-  WriteOutput(flags.output, tokenizer.Decode(ParseIds(input.bytes())));
+  const std::string input = ReadInput(flags.input);
+  WriteOutput(flags.output, tokenizer.Decode(ParseIds(input)));
 }
 
 void AddTrain(CLI::App& parent) {

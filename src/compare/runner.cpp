@@ -17,6 +17,7 @@
 #include "data/dataset.h"
 #include "data/hash.h"
 #include "train/measure.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 
 namespace terrace {
@@ -24,8 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Settings that say how a run is kept, not what comes out of it.
-constexpr std::string_view kFree[] = {"training.checkpoint_interval", "training.keep"};
+// Settings that say how a run is kept, or where its data lie, not what comes out of it.
+constexpr std::string_view kFree[] = {"training.checkpoint_interval", "training.keep", "data."};
 // Prefixes of settings that differ from run to run of one study.
 constexpr std::string_view kVaried[] = {"optimizer.policy", "policy.", "optimizer.learning_rate",
                                         "training.seed"};
@@ -40,8 +41,9 @@ struct StudyFolder {
   static fs::path ResultIn(const fs::path& run) { return run / "result.json"; }
 };
 
-// What tells one corpus from another: its sizes, and tokens from all over it.
-std::string FingerprintOf(const Dataset& dataset) {
+// What a study's results say of their data: the size, and a hash of tokens from all over it. It is
+// in the files of studies, so it does not change; what runs keep (SampleOf) looks at more.
+std::string DataTextOf(const Dataset& dataset) {
   constexpr int64_t kSamples = 64;
   constexpr int64_t kSampleTokens = 256;
   Hasher hasher;
@@ -169,19 +171,14 @@ class Runner {
 
   void FingerprintData() {
     const RunConfig& base = study_.base;
-    if (!fs::exists(base.data.folder)) {
-      Fail("data.folder = {}: there is no such folder; `terrace data prepare` makes one",
-           base.data.folder);
-    }
-    TokenizerOf(base);
-    const Dataset train(base.data.folder, Split::kTrain, base.model.vocab_size);
-    const Dataset val(base.data.folder, Split::kVal, base.model.vocab_size);
-    data_ = fmt::format("train {}; val {}", FingerprintOf(train), FingerprintOf(val));
+    const RunData data = OpenRunData(base, {});
+    TERRACE_CHECK(data.val.has_value(), "a study without validation");
+    data_ = fmt::format("train {}; val {}", DataTextOf(data.train), DataTextOf(*data.val));
     context_.data = data_;
     context_.command = options_.command;
     context_.machine = options_.machine;
-    context_.train_tokens = train.size();
-    context_.val_tokens = val.size();
+    context_.train_tokens = data.train.size();
+    context_.val_tokens = data.val->size();
   }
 
   // Refuses a folder that holds something else, before anything is written.

@@ -1,44 +1,149 @@
 #include "data/documents.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "data/pieces.h"
 #include "data/quoted.h"
 
 namespace terrace {
 namespace {
 
-constexpr int64_t kBatchBytes = int64_t{32} << 20;
-// The system limits the number of mappings.
-constexpr size_t kBatchFiles = 4096;
-constexpr size_t kParseBytes = size_t{256} << 10;
+constexpr size_t kBatchBytes = size_t{8} << 20;
+constexpr size_t kParseBytes = size_t{64} << 10;
 
 namespace fs = std::filesystem;
 
-void AppendFolder(const fs::path& folder, const CorpusOptions& options,
-                  std::vector<fs::path>& files) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  fs::recursive_directory_iterator entry(folder, error);
-  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    const bool matches = std::ranges::any_of(options.extensions, [&](const std::string& extension) {
-      return name.ends_with(extension);
-    });
-    std::error_code ignored;
-    if (matches && entry->is_regular_file(ignored)) found.push_back(entry->path());
+// "3 links that lead nowhere are skipped: a, b and 1 more"
+std::string Listed(std::string_view what, const std::vector<std::string>& names) {
+  constexpr size_t kNamed = 8;
+  std::string text = fmt::format("{}: ", what);
+  for (size_t i = 0; i < std::min(names.size(), kNamed); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", names[i]);
   }
-  if (error) Fail("cannot read folder {}: {}", folder.string(), error.message());
-  if (found.empty()) {
-    Fail("folder {} has no files ending in {}", folder.string(),
-         fmt::join(options.extensions, ", "));
-  }
-  std::ranges::sort(found);
-  std::ranges::move(found, std::back_inserter(files));
+  if (names.size() > kNamed) text += fmt::format(" and {} more", names.size() - kNamed);
+  return text;
 }
+
+// A name that is one printable line.
+std::string Shown(std::string_view name) {
+  const std::string quoted = Quoted(name);
+  return quoted.size() == name.size() + 2 ? std::string(name) : quoted;
+}
+
+// Finds the files of folders.
+class FolderSearch {
+ public:
+  explicit FolderSearch(const CorpusOptions& options) : options_(options) {}
+
+  void Append(const fs::path& folder, std::vector<fs::path>& files) {
+    const size_t before = files.size();
+    const int64_t others_before = others_;
+    const size_t repeated_before = repeated_.size();
+    Visit(folder, files);
+    if (files.size() > before || repeated_.size() > repeated_before) return;
+    std::string text = fmt::format("folder {} has no files ending in {}", folder.string(),
+                                   fmt::join(options_.extensions, ", "));
+    if (others_ > others_before) text += "; " + OthersLine();
+    Fail("{}", text);
+  }
+
+  std::vector<std::string> Notices() const {
+    std::vector<std::string> notices;
+    if (others_ > 0) notices.push_back(OthersLine());
+    if (!dangling_.empty()) {
+      notices.push_back(
+          Listed(fmt::format("{} that {} nowhere {} skipped", Count(std::ssize(dangling_), "link"),
+                             dangling_.size() == 1 ? "leads" : "lead",
+                             dangling_.size() == 1 ? "is" : "are"),
+                 dangling_));
+    }
+    if (!repeated_.empty()) {
+      notices.push_back(Listed(
+          fmt::format("{} met a second time {} read once", Count(std::ssize(repeated_), "folder"),
+                      repeated_.size() == 1 ? "is" : "are"),
+          repeated_));
+    }
+    return notices;
+  }
+
+ private:
+  static std::string Count(int64_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+  }
+
+  std::string OthersLine() const {
+    std::vector<std::pair<int64_t, std::string>> kinds;
+    for (const auto& [kind, count] : kinds_) kinds.emplace_back(-count, kind);
+    std::ranges::sort(kinds);
+    std::vector<std::string> names;
+    for (const auto& [count, kind] : kinds) names.push_back(fmt::format("{} ({})", kind, -count));
+    return Listed(fmt::format("{} of other kinds {} left out", Count(others_, "file"),
+                              others_ == 1 ? "is" : "are"),
+                  names);
+  }
+
+  bool Matches(const fs::path& path) const {
+    const std::string name = path.filename().string();
+    const std::string uncompressed = UncompressedName(path);
+    return std::ranges::any_of(options_.extensions, [&](const std::string& extension) {
+      return name.ends_with(extension) || uncompressed.ends_with(extension);
+    });
+  }
+
+  void CountOther(const fs::path& path) {
+    ++others_;
+    const std::string name = path.filename().string();
+    const std::string uncompressed = UncompressedName(path);
+    const std::string kind =
+        fs::path(uncompressed).extension().string() + name.substr(uncompressed.size());
+    ++kinds_[kind.empty() ? "no ending" : Shown(kind)];
+  }
+
+  // Entries sorted by name within each folder are sorted by path as a whole.
+  void Visit(const fs::path& folder, std::vector<fs::path>& files) {
+    struct stat status;
+    if (stat(folder.c_str(), &status) == 0 &&
+        !visited_.insert({status.st_dev, status.st_ino}).second) {
+      repeated_.push_back(Shown(folder.string()));
+      return;
+    }
+    std::error_code error;
+    std::vector<fs::path> entries;
+    fs::directory_iterator entry(folder, error);
+    for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+      entries.push_back(entry->path());
+    }
+    if (error) Fail("cannot read folder {}: {}", folder.string(), error.message());
+    std::ranges::sort(entries);
+    for (const fs::path& path : entries) {
+      const fs::file_status target = fs::status(path, error);
+      if (fs::is_directory(target)) {
+        Visit(path, files);
+      } else if (fs::is_regular_file(target)) {
+        Matches(path) ? files.push_back(path) : CountOther(path);
+      } else if (fs::is_symlink(fs::symlink_status(path, error)) && !fs::exists(target)) {
+        dangling_.push_back(Shown(path.string()));
+      } else {
+        CountOther(path);
+      }
+    }
+  }
+
+  const CorpusOptions& options_;
+  std::set<std::pair<dev_t, ino_t>> visited_;
+  std::map<std::string, int64_t> kinds_;  // of the files that are left out, by ending
+  int64_t others_ = 0;
+  std::vector<std::string> dangling_;
+  std::vector<std::string> repeated_;
+};
 
 // The end of the line, past its newline, that contains `position`.
 size_t LineEnd(std::string_view text, size_t position) {
@@ -115,9 +220,10 @@ std::string TextOfLine(std::string_view line, const std::string& field) {
 
 }  // namespace
 
-std::vector<fs::path> ListFiles(const CorpusOptions& options) {
+std::vector<fs::path> FindFiles(const CorpusOptions& options) {
   if (options.inputs.empty()) Fail("no input files");
   std::vector<fs::path> files;
+  FolderSearch search(options);
   for (const fs::path& input : options.inputs) {
     std::error_code error;
     const fs::file_status status = fs::status(input, error);
@@ -126,16 +232,23 @@ std::vector<fs::path> ListFiles(const CorpusOptions& options) {
            error ? error.message() : "No such file or directory");
     }
     if (fs::is_directory(status)) {
-      AppendFolder(input, options, files);
+      search.Append(input, files);
     } else {
       files.push_back(input);
     }
   }
+  for (const std::string& notice : search.Notices()) {
+    if (options.notice) options.notice(notice);
+  }
   return files;
 }
 
-DocumentReader::DocumentReader(CorpusOptions options)
-    : options_(std::move(options)), files_(ListFiles(options_)) {
+DocumentReader::DocumentReader(CorpusOptions options, std::vector<fs::path> files,
+                               int64_t piece_bytes)
+    : options_(std::move(options)),
+      files_(std::move(files)),
+      piece_bytes_(piece_bytes),
+      buffer_(kBatchBytes, '\0') {
   for (const fs::path& file : files_) {
     std::error_code error;
     const auto size = fs::file_size(file, error);
@@ -143,49 +256,75 @@ DocumentReader::DocumentReader(CorpusOptions options)
   }
 }
 
-bool DocumentReader::Next(std::vector<std::string_view>& documents) {
-  documents.clear();
+bool DocumentReader::Next(std::vector<Piece>& pieces) {
+  pieces.clear();
   parsed_.clear();
-  while (open_.size() > (last_is_unfinished_ ? 1u : 0u)) open_.pop_front();
-  int64_t batch_bytes = 0;
-  while (batch_bytes < kBatchBytes && open_.size() < kBatchFiles) {
-    if (!last_is_unfinished_) {
+  std::copy(buffer_.begin() + static_cast<int64_t>(begin_),
+            buffer_.begin() + static_cast<int64_t>(end_), buffer_.begin());
+  end_ -= std::exchange(begin_, 0);
+  for (;;) {
+    if (file_ == nullptr) {
       if (next_file_ == files_.size()) break;
-      open_.emplace_back(files_[next_file_++]);
-      position_ = 0;
+      const fs::path& path = files_[next_file_++];
+      file_ = std::make_unique<TextInput>(path);
+      done_bytes_ += file_->consumed();
+      is_lines_ = UncompressedName(path).ends_with(".jsonl");
+      line_ = 1;
     }
-    const std::string_view rest = open_.back().bytes().substr(position_);
-    const bool is_lines = open_.back().path().extension() == ".jsonl";
-    const int64_t used = is_lines ? ReadLines(rest, documents) : ReadText(rest, documents);
-    position_ += static_cast<size_t>(used);
-    batch_bytes += used;
-    done_bytes_ += used;
-    last_is_unfinished_ = position_ < open_.back().bytes().size();
+    if (end_ == buffer_.size()) {
+      if (begin_ > 0) break;               // the next call makes room
+      buffer_.resize(2 * buffer_.size());  // for a single line or piece
+    }
+    const int64_t consumed = file_->consumed();
+    const size_t count = file_->Read(std::span(buffer_).subspan(end_));
+    done_bytes_ += file_->consumed() - consumed;
+    const bool at_end = count < buffer_.size() - end_;
+    end_ += count;
+    const std::string_view rest(buffer_.data() + begin_, end_ - begin_);
+    begin_ += is_lines_ ? TakeLines(rest, at_end, pieces) : TakeText(rest, at_end, pieces);
+    if (at_end) file_.reset();
   }
-  return !documents.empty() || last_is_unfinished_ || next_file_ < files_.size();
+  return !pieces.empty() || file_ != nullptr;
 }
 
-int64_t DocumentReader::ReadText(std::string_view text, std::vector<std::string_view>& documents) {
-  const auto add = [&](std::string_view document) {
-    if (!document.empty()) documents.push_back(document);
-  };
+void DocumentReader::AppendDocument(std::string_view document, std::vector<Piece>& pieces) const {
+  while (!document.empty()) {
+    const size_t size = static_cast<size_t>(FirstPieceBytes(document, piece_bytes_));
+    pieces.push_back({document.substr(0, size), size == document.size()});
+    document.remove_prefix(size);
+  }
+}
+
+size_t DocumentReader::TakeText(std::string_view rest, bool at_end, std::vector<Piece>& pieces) {
   const std::string& separator = options_.separator;
   size_t begin = 0;
   if (!separator.empty()) {
-    for (size_t end; (end = text.find(separator, begin)) != std::string_view::npos;) {
-      add(text.substr(begin, end - begin));
+    for (size_t end; (end = rest.find(separator, begin)) != std::string_view::npos;) {
+      AppendDocument(rest.substr(begin, end - begin), pieces);
       begin = end + separator.size();
     }
   }
-  add(text.substr(begin));
-  return static_cast<int64_t>(text.size());
+  if (at_end) {
+    AppendDocument(rest.substr(begin), pieces);
+    return rest.size();
+  }
+  // Pieces can be cut as long as more than one is there that no separator can reach into.
+  const size_t unsafe = separator.empty() ? 0 : separator.size() - 1;
+  const size_t safe = rest.size() - std::min(rest.size(), unsafe);
+  while (safe > begin && std::cmp_greater(safe - begin, piece_bytes_)) {
+    const size_t size =
+        static_cast<size_t>(FirstPieceBytes(rest.substr(begin, safe - begin), piece_bytes_));
+    pieces.push_back({rest.substr(begin, size), false});
+    begin += size;
+  }
+  return begin;
 }
 
-int64_t DocumentReader::ReadLines(std::string_view rest, std::vector<std::string_view>& documents) {
-  // Blocks of whole lines, parsed in parallel.
+size_t DocumentReader::TakeLines(std::string_view rest, bool at_end, std::vector<Piece>& pieces) {
+  // Whole lines only, in blocks that are parsed in parallel.
+  if (!at_end) rest = rest.substr(0, rest.rfind('\n') + 1);
   std::vector<std::string_view> blocks;
-  size_t begin = 0;
-  while (begin < rest.size() && begin < static_cast<size_t>(kBatchBytes)) {
+  for (size_t begin = 0; begin < rest.size();) {
     const size_t end = LineEnd(rest, std::min(begin + kParseBytes, rest.size()) - 1);
     blocks.push_back(rest.substr(begin, end - begin));
     begin = end;
@@ -210,16 +349,14 @@ int64_t DocumentReader::ReadLines(std::string_view rest, std::vector<std::string
   });
   for (const LineError& error : errors) {
     if (error.begin == nullptr) continue;
-    const std::string_view file = open_.back().bytes();
-    Fail("{}:{}: {}", open_.back().path().string(), 1 + std::count(file.data(), error.begin, '\n'),
+    Fail("{}:{}: {}", file_->path().string(), line_ + std::count(rest.data(), error.begin, '\n'),
          error.what);
   }
+  line_ += std::ranges::count(rest, '\n');
   for (size_t i = first; i < parsed_.size(); ++i) {
-    for (const std::string& text : parsed_[i]) {
-      if (!text.empty()) documents.push_back(text);
-    }
+    for (const std::string& text : parsed_[i]) AppendDocument(text, pieces);
   }
-  return static_cast<int64_t>(begin);
+  return rest.size();
 }
 
 }  // namespace terrace

@@ -1,11 +1,11 @@
 #include "data/files.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -39,18 +39,6 @@ std::filesystem::path ParentOf(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
 }
 
-std::string ReadAll(int descriptor, const std::filesystem::path& path) {
-  std::string bytes;
-  std::array<char, 1 << 16> block;
-  for (;;) {
-    const ssize_t count = read(descriptor, block.data(), block.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) FailWithCause("read", path);
-    if (count == 0) return bytes;
-    bytes.append(block.data(), static_cast<size_t>(count));
-  }
-}
-
 void WriteAll(int descriptor, const std::filesystem::path& path, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = write(descriptor, bytes.data(), bytes.size());
@@ -58,6 +46,14 @@ void WriteAll(int descriptor, const std::filesystem::path& path, std::string_vie
     if (count < 0) FailWithCause("write", path);
     bytes.remove_prefix(static_cast<size_t>(count));
   }
+}
+
+// Datasets of more files than a shell lets a program open by default are common.
+bool RaiseDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
+  limit.rlim_cur = limit.rlim_max;
+  return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
 // What mkdir and open would take away. mkdtemp and mkstemp make private folders and files.
@@ -82,34 +78,68 @@ void RenameToNew(const std::filesystem::path& from, const std::filesystem::path&
 
 }  // namespace
 
-MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
-  const Descriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat status;
-  if (file.value() < 0 || fstat(file.value(), &status) != 0) FailWithCause("open", path_);
-  if (S_ISDIR(status.st_mode)) Fail("cannot read {}: it is a folder", path_.string());
-  // The system's own files (/proc) say 0 and have bytes all the same.
-  if (!S_ISREG(status.st_mode) || status.st_size == 0) {
-    buffer_ = ReadAll(file.value(), path_);
-    bytes_ = buffer_;
-    return;
+InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
+  descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor_ < 0 && errno == EMFILE && RaiseDescriptorLimit()) {
+    descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   }
-  const size_t size = static_cast<size_t>(status.st_size);
-  void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value(), 0);
-  if (address == MAP_FAILED) FailWithCause("map", path_);
-  bytes_ = {static_cast<const char*>(address), size};
-  mapped_ = true;
+  struct stat status;
+  if (descriptor_ < 0 || fstat(descriptor_, &status) != 0) FailWithCause("open", path_);
+  if (S_ISDIR(status.st_mode)) {
+    close(descriptor_);
+    Fail("cannot read {}: it is a folder", path_.string());
+  }
+  if (S_ISREG(status.st_mode)) size_ = status.st_size;
 }
 
-MappedFile::~MappedFile() {
-  if (mapped_) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) close(descriptor_);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
+InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)),
-      bytes_(other.bytes_),
-      buffer_(std::move(other.buffer_)),
-      mapped_(std::exchange(other.mapped_, false)) {
-  if (!mapped_) bytes_ = buffer_;
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
+
+size_t InputFile::Read(std::span<char> out) {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t count = read(descriptor_, out.data() + done, out.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) FailWithCause("read", path_);
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  return done;
+}
+
+void InputFile::ReadAt(int64_t offset, std::span<char> out) const {
+  while (!out.empty()) {
+    const ssize_t count = pread(descriptor_, out.data(), out.size(), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) FailWithCause("read", path_);
+    if (count == 0) {
+      Fail("{} was truncated while it was in use: it ends before byte {}, and had {}",
+           path_.string(), offset + static_cast<int64_t>(out.size()), size_);
+    }
+    offset += count;
+    out = out.subspan(static_cast<size_t>(count));
+  }
+}
+
+std::string ReadWhole(const std::filesystem::path& path) {
+  InputFile file(path);
+  std::string bytes;
+  // The system's own files (/proc) say 0 and have bytes all the same.
+  for (size_t room = std::max<size_t>(static_cast<size_t>(file.size()) + 1, 1 << 16);; room *= 2) {
+    const size_t before = bytes.size();
+    bytes.resize(before + room);
+    const size_t count = file.Read(std::span(bytes).subspan(before));
+    if (count < room) {
+      bytes.resize(before + count);
+      return bytes;
+    }
+  }
 }
 
 OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)) {

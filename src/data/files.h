@@ -1,34 +1,44 @@
-// Reading files through mappings, and writing them so that an error leaves nothing half-written.
+// Reading files, and writing them so that an error leaves nothing half-written.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 
 namespace terrace {
 
-// The bytes of a file, mapped read-only (pipes, devices and the files of /proc are read into memory
-// instead).
-// The file must not shrink while it is mapped.
-class MappedFile {
+// A file open for reading. Nothing of it is mapped: a file that somebody else truncates gives an
+// Error, where touching a mapping would end the process, and what was read does not stay resident.
+class InputFile {
  public:
-  // Throws Error naming the path and the cause; a folder is an error, an empty file is not.
-  explicit MappedFile(std::filesystem::path path);
-  ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&&) = delete;
+  // Throws Error naming the path and the cause; a folder is an error. A process may have any number
+  // of files open that the system's hard limit allows.
+  explicit InputFile(std::filesystem::path path);
+  ~InputFile();
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
 
-  std::string_view bytes() const { return bytes_; }
   const std::filesystem::path& path() const { return path_; }
+  // When it was opened; 0 for pipes, devices and the files of /proc.
+  int64_t size() const { return size_; }
+
+  // Reads on from where the last call stopped. Less than out.size() only at the end. Throws Error.
+  size_t Read(std::span<char> out);
+  // Fills `out` from `offset` on; safe for several threads. Throws Error, too when the file ends
+  // before.
+  void ReadAt(int64_t offset, std::span<char> out) const;
 
  private:
   std::filesystem::path path_;
-  std::string_view bytes_;
-  std::string buffer_;  // holds the bytes when they are not mapped
-  bool mapped_ = false;
+  int descriptor_ = -1;
+  int64_t size_ = 0;
 };
+
+// The whole of a file, pipe or device. Throws Error as InputFile does.
+std::string ReadWhole(const std::filesystem::path& path);
 
 // A new file being written. Throws Error naming the path and the cause, e.g. a full disk.
 class OutputFile {

@@ -13,47 +13,23 @@
 #include "data/bpe_trainer.h"
 #include "data/dataset.h"
 #include "data/files.h"
-#include "data/pieces.h"
 #include "data/token_file.h"
 #include "data/tokenizer_files.h"
 
 namespace terrace {
 namespace {
 
-constexpr size_t kHashedBytes = 256;
 constexpr int64_t kMinPieceBytes = 256;
 // Pieces are encoded in blocks of this many bytes, one a thread, and written after each batch.
-constexpr int64_t kBlockBytes = int64_t{256} << 10;
-constexpr int64_t kBatchBytes = int64_t{32} << 20;
+constexpr int64_t kBlockBytes = int64_t{64} << 10;
+constexpr int64_t kPiecesHashedTogether = 16;
 // Text is cut into parts of this size when its words are counted.
 constexpr int64_t kCountedBytes = int64_t{64} << 10;
-// Texts counted between two reports of progress.
-constexpr size_t kCountedParts = 1024;
 
-struct Piece {
-  std::string_view text;
-  Split split;
-  bool ends;  // an end-of-text token follows
-};
-
+// Of the whole piece: documents that only begin alike (a licence, a template) go their own ways.
 Split SplitOf(std::string_view piece, double val_fraction) {
-  const uint64_t hash = HashOf(piece.substr(0, kHashedBytes));
-  const double place = static_cast<double>(hash >> 11) * 0x1p-53;  // in [0, 1)
+  const double place = static_cast<double>(HashOf(piece) >> 11) * 0x1p-53;  // in [0, 1)
   return place < val_fraction ? Split::kVal : Split::kTrain;
-}
-
-void AppendPieces(std::string_view document, double val_fraction, int64_t piece_bytes,
-                  std::vector<Piece>& pieces) {
-  const size_t first = pieces.size();
-  while (!document.empty()) {
-    const size_t size = static_cast<size_t>(FirstPieceBytes(document, piece_bytes));
-    const std::string_view text = document.substr(0, size);
-    pieces.push_back({text, SplitOf(text, val_fraction), true});
-    document.remove_prefix(size);
-  }
-  for (size_t i = first; i + 1 < pieces.size(); ++i) {
-    pieces[i].ends = pieces[i].split != pieces[i + 1].split;
-  }
 }
 
 // The shards of one split.
@@ -113,98 +89,109 @@ class SplitWriter {
   SplitSummary summary_;
 };
 
-// Encodes pieces over all threads and writes them in order.
+// Splits and encodes pieces over all threads and writes them in order.
 class PieceWriter {
  public:
-  PieceWriter(const Tokenizer& tokenizer, std::array<SplitWriter, 2>& writers)
-      : end_of_text_(tokenizer.end_of_text()), writers_(writers) {
+  PieceWriter(const Tokenizer& tokenizer, double val_fraction, std::array<SplitWriter, 2>& writers)
+      : end_of_text_(tokenizer.end_of_text()), val_fraction_(val_fraction), writers_(writers) {
     for (int64_t thread = 0; thread < MaxThreads(); ++thread) encoders_.emplace_back(tokenizer);
   }
 
   void Write(std::span<const Piece> pieces) {
-    const std::vector<std::span<const Piece>> blocks = BlocksOf(pieces);
+    splits_.resize(pieces.size());
+    ParallelFor(std::ssize(pieces), kPiecesHashedTogether, [&](int64_t begin, int64_t end) {
+      for (size_t i = static_cast<size_t>(begin); std::cmp_less(i, end); ++i) {
+        splits_[i] = SplitOf(pieces[i].text, val_fraction_);
+      }
+    });
+    if (!pieces.empty() && unfinished_) {
+      if (*unfinished_ != splits_[0]) WriterOf(*unfinished_).Write({&end_of_text_, 1});
+    }
+    const std::vector<Block> blocks = BlocksOf(pieces);
     if (tokens_.size() < blocks.size()) tokens_.resize(blocks.size());
-    ParallelFor(static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
+    ParallelFor(std::ssize(blocks), 1, [&](int64_t begin, int64_t end) {
       TokenEncoder& encoder = encoders_[static_cast<size_t>(omp_get_thread_num())];
-      for (int64_t i = begin; i < end; ++i) {
-        auto& tokens = tokens_[static_cast<size_t>(i)];
-        for (auto& of_split : tokens) of_split.clear();
-        for (const Piece& piece : blocks[static_cast<size_t>(i)]) {
-          auto& of_split = tokens[static_cast<size_t>(piece.split)];
-          encoder.Append(piece.text, of_split);
-          if (piece.ends) of_split.push_back(end_of_text_);
+      for (size_t i = static_cast<size_t>(begin); std::cmp_less(i, end); ++i) {
+        for (auto& of_split : tokens_[i]) of_split.clear();
+        for (size_t piece = blocks[i].begin; piece < blocks[i].end; ++piece) {
+          auto& of_split = tokens_[i][static_cast<size_t>(splits_[piece])];
+          encoder.Append(pieces[piece].text, of_split);
+          // What follows the last one is not known yet.
+          const bool moves = piece + 1 < pieces.size() && splits_[piece] != splits_[piece + 1];
+          if (pieces[piece].ends_document || moves) of_split.push_back(end_of_text_);
         }
       }
     });
     for (size_t i = 0; i < blocks.size(); ++i) {
-      for (const Piece& piece : blocks[i])
-        writers_[static_cast<size_t>(piece.split)].AddPiece(piece);
+      for (size_t piece = blocks[i].begin; piece < blocks[i].end; ++piece) {
+        WriterOf(splits_[piece]).AddPiece(pieces[piece]);
+      }
       for (size_t split = 0; split < writers_.size(); ++split) {
         writers_[split].Write(tokens_[i][split]);
       }
     }
+    if (pieces.empty()) return;
+    unfinished_.reset();
+    if (!pieces.back().ends_document) unfinished_ = splits_.back();
   }
 
  private:
-  static std::vector<std::span<const Piece>> BlocksOf(std::span<const Piece> pieces) {
-    std::vector<std::span<const Piece>> blocks;
+  // Some pieces, by index.
+  struct Block {
+    size_t begin;
+    size_t end;
+  };
+
+  static std::vector<Block> BlocksOf(std::span<const Piece> pieces) {
+    std::vector<Block> blocks;
     size_t begin = 0;
     int64_t bytes = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
-      bytes += static_cast<int64_t>(pieces[i].text.size());
+      bytes += std::ssize(pieces[i].text);
       if (bytes < kBlockBytes && i + 1 < pieces.size()) continue;
-      blocks.push_back(pieces.subspan(begin, i + 1 - begin));
+      blocks.push_back({begin, i + 1});
       begin = i + 1;
       bytes = 0;
     }
     return blocks;
   }
 
+  SplitWriter& WriterOf(Split split) { return writers_[static_cast<size_t>(split)]; }
+
   int32_t end_of_text_;
+  double val_fraction_;
   std::vector<TokenEncoder> encoders_;
   std::array<SplitWriter, 2>& writers_;
+  std::vector<Split> splits_;                                // of the pieces at hand
   std::vector<std::array<std::vector<int32_t>, 2>> tokens_;  // by block and split
+  // Where the last piece went, if its document goes on.
+  std::optional<Split> unfinished_;
 };
 
-// Reports `done` of the `total` items of what the reader gave since it stood at `before` bytes.
-void Report(const ProgressCallback& progress, std::string_view stage, const DocumentReader& reader,
-            size_t done, size_t total, int64_t before) {
-  if (!progress) return;
-  const double share = static_cast<double>(done) / static_cast<double>(total);
-  const double read = static_cast<double>(reader.done_bytes() - before);
-  progress({stage, before + static_cast<int64_t>(share * read), reader.total_bytes()});
+void Report(const ProgressCallback& progress, std::string_view stage,
+            const DocumentReader& reader) {
+  if (progress) progress({stage, reader.done_bytes(), reader.total_bytes()});
 }
 
-CorpusSummary WriteShards(const PrepareOptions& options, int64_t piece_bytes,
+CorpusSummary WriteShards(const PrepareOptions& options,
+                          const std::vector<std::filesystem::path>& files, int64_t piece_bytes,
                           const Tokenizer& tokenizer, const std::filesystem::path& folder,
                           const ProgressCallback& progress) {
   const auto writer = [&](Split split) {
     return SplitWriter(folder, split, tokenizer.vocab_size(), options.shard_tokens);
   };
   std::array<SplitWriter, 2> writers = {writer(Split::kTrain), writer(Split::kVal)};
-  PieceWriter piece_writer(tokenizer, writers);
-  DocumentReader reader(options.corpus);
+  PieceWriter piece_writer(tokenizer, options.val_fraction, writers);
+  DocumentReader reader(options.corpus, files, piece_bytes);
   CorpusSummary summary;
-  std::vector<std::string_view> documents;
   std::vector<Piece> pieces;
-  int64_t before = 0;
-  while (reader.Next(documents)) {
-    summary.documents += static_cast<int64_t>(documents.size());
-    pieces.clear();
-    for (const std::string_view document : documents) {
-      AppendPieces(document, options.val_fraction, piece_bytes, pieces);
-    }
-    // A single document can be far larger than a batch.
-    const size_t batch = static_cast<size_t>(std::max<int64_t>(1, kBatchBytes / piece_bytes));
-    for (size_t begin = 0; begin < pieces.size(); begin += batch) {
-      const size_t end = std::min(begin + batch, pieces.size());
-      piece_writer.Write(std::span(pieces).subspan(begin, end - begin));
-      Report(progress, "encoding", reader, end, pieces.size(), before);
-    }
-    before = reader.done_bytes();
+  while (reader.Next(pieces)) {
+    summary.documents += std::ranges::count_if(pieces, &Piece::ends_document);
+    piece_writer.Write(pieces);
+    Report(progress, "encoding", reader);
   }
   summary.vocab_size = tokenizer.vocab_size();
-  summary.files = reader.files();
+  summary.files = std::ssize(files);
   summary.piece_bytes = piece_bytes;
   summary.train = writers[static_cast<size_t>(Split::kTrain)].Finish();
   summary.val = writers[static_cast<size_t>(Split::kVal)].Finish();
@@ -266,6 +253,7 @@ void CheckOptions(const PrepareOptions& options, const Tokenizer& tokenizer) {
 CorpusSummary PrepareCorpus(const PrepareOptions& options, const Tokenizer& tokenizer,
                             const ProgressCallback& progress) {
   CheckOptions(options, tokenizer);
+  const std::vector<std::filesystem::path> files = FindFiles(options.corpus);
   OutputFolder folder(options.output);
   const std::filesystem::path tokens = folder.temporary();
   const bool needs_both = options.val_fraction > 0 && options.val_fraction < 1;
@@ -275,7 +263,7 @@ CorpusSummary PrepareCorpus(const PrepareOptions& options, const Tokenizer& toke
     for (const auto& entry : std::filesystem::directory_iterator(tokens)) {
       std::filesystem::remove(entry.path());  // of larger pieces
     }
-    summary = WriteShards(options, piece_bytes, tokenizer, tokens, progress);
+    summary = WriteShards(options, files, piece_bytes, tokenizer, tokens, progress);
     const SplitSummary& train = summary.train;
     const SplitSummary& val = summary.val;
     if (train.tokens + val.tokens == 0) {
@@ -295,9 +283,9 @@ CorpusSummary PrepareCorpus(const PrepareOptions& options, const Tokenizer& toke
 
 CorpusSummary ReadCorpusSummary(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "meta.json";
-  const MappedFile file(path);
+  const std::string text = ReadWhole(path);
   try {
-    const auto meta = nlohmann::json::parse(file.bytes());
+    const auto meta = nlohmann::json::parse(text);
     return {meta.at("vocab_size").get<int64_t>(), meta.at("files").get<int64_t>(),
             meta.at("documents").get<int64_t>(),  meta.at("piece_bytes").get<int64_t>(),
             SplitFromJson(meta.at("train")),      SplitFromJson(meta.at("val"))};
@@ -308,26 +296,15 @@ CorpusSummary ReadCorpusSummary(const std::filesystem::path& folder) {
 
 Tokenizer TrainTokenizer(const CorpusOptions& corpus, int64_t vocab_size,
                          const ProgressCallback& progress) {
-  DocumentReader reader(corpus);
+  DocumentReader reader(corpus, FindFiles(corpus), kCountedBytes);
   WordCounter counter;
-  std::vector<std::string_view> documents;
-  std::vector<std::string_view> parts;
-  int64_t before = 0;
-  while (reader.Next(documents)) {
-    parts.clear();
-    for (std::string_view document : documents) {
-      while (!document.empty()) {
-        const size_t size = static_cast<size_t>(FirstPieceBytes(document, kCountedBytes));
-        parts.push_back(document.substr(0, size));
-        document.remove_prefix(size);
-      }
-    }
-    for (size_t begin = 0; begin < parts.size(); begin += kCountedParts) {
-      const size_t end = std::min(begin + kCountedParts, parts.size());
-      counter.Add(std::span(parts).subspan(begin, end - begin));
-      Report(progress, "counting words", reader, end, parts.size(), before);
-    }
-    before = reader.done_bytes();
+  std::vector<Piece> pieces;
+  std::vector<std::string_view> texts;
+  while (reader.Next(pieces)) {
+    texts.clear();
+    for (const Piece& piece : pieces) texts.push_back(piece.text);
+    counter.Add(texts);
+    Report(progress, "counting words", reader);
   }
   const std::vector<WordCount> words = counter.Sorted();
   if (words.empty()) Fail("{} has no text", corpus.inputs.front().string());

@@ -14,7 +14,7 @@ namespace terrace {
 //
 // A document longer than `piece_bytes` is cut, at the last blank line, else line end, else
 // character, in the second half of that size. Each piece (a short document is one) goes to val or
-// train by a hash of its first 256 bytes: neither the order nor the number of documents matters.
+// train by a hash of its bytes: neither the order nor the number of documents matters.
 // Pieces of a document that stay together follow each other directly; an end-of-text token ends
 // a document, and also a run of pieces whose next one went to the other split.
 // Where a small corpus would leave a split empty, piece_bytes is halved, down to 256.

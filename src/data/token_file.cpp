@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "data/text_input.h"
 
 namespace terrace {
 namespace {
@@ -14,7 +15,10 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr size_t kReadBytes = size_t{32} << 10;
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
+// What formats are told apart by.
+constexpr int64_t kHeadBytes = 512;
 
 struct LlmcFormat {
   int32_t magic;
@@ -27,28 +31,19 @@ std::string_view BytesOfHeader(const ShardHeader& header) {
   return {reinterpret_cast<const char*>(&header), sizeof(header)};
 }
 
-// The token at `index` of tokens that need not be aligned.
+// Widens the tokens at `bytes`; the index of the first that is not below the limit, or -1.
 template <typename T>
-T TokenAt(const char* tokens, int64_t index) {
-  T token;
-  std::memcpy(&token, tokens + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return token;
-}
-
-// The index of the first token that is not below the limit, or -1.
-template <typename T>
-int64_t UpcastIds(const char* tokens, uint32_t limit, std::span<int32_t> out) {
-  const int64_t count = static_cast<int64_t>(out.size());
+int64_t UpcastIds(const char* bytes, uint32_t limit, std::span<int32_t> out) {
   uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t token = TokenAt<T>(tokens, i);
-    largest = std::max(largest, token);
+  for (size_t i = 0; i < out.size(); ++i) {
+    T token;
+    std::memcpy(&token, bytes + i * sizeof(T), sizeof(T));
+    largest = std::max<uint32_t>(largest, token);
     out[i] = static_cast<int32_t>(token);
   }
   if (largest < limit) return -1;
-  int64_t index = 0;
-  while (index < count && TokenAt<T>(tokens, index) < limit) ++index;
-  return index < count ? index : -1;
+  return std::ranges::find_if(out, [&](int32_t id) { return static_cast<uint32_t>(id) >= limit; }) -
+         out.begin();
 }
 
 }  // namespace
@@ -84,7 +79,9 @@ void ShardWriter::Close() {
 }
 
 TokenFile::TokenFile(const std::filesystem::path& path) : file_(path) {
-  const std::string_view bytes = file_.bytes();
+  const int64_t size = file_.size();
+  std::string bytes(static_cast<size_t>(std::min<int64_t>(size, kHeadBytes)), '\0');
+  file_.ReadAt(0, bytes);
   const std::string name = path.string();
   const std::string base = path.filename().string();
   ShardHeader shard;
@@ -120,16 +117,19 @@ TokenFile::TokenFile(const std::filesystem::path& path) : file_(path) {
     token_bytes_ = llmc_format->token_bytes;
     count_ = static_cast<uint32_t>(llmc[2]);  // written as int32; files beyond 2^31 wrap
   } else if (base == "train.bin" || base == "val.bin") {
-    if (bytes.size() % 2 != 0) Fail("{} is truncated: it ends within a uint16 token", name);
+    if (const char* format = BinaryFormatOf(bytes, 4)) {
+      Fail("{} is {}; plain uint16 tokens (nanoGPT) are expected", name, format);
+    }
+    if (size % 2 != 0) Fail("{} is truncated: it ends within a uint16 token", name);
     token_bytes_ = 2;
-    count_ = static_cast<int64_t>(bytes.size() / 2);
+    count_ = size / 2;
   } else {
     Fail(
         "{} is neither a Terrace shard nor an llm.c token file; plain uint16 tokens (nanoGPT) "
         "must be named train.bin or val.bin",
         name);
   }
-  const int64_t held = static_cast<int64_t>(bytes.size()) - header_bytes_;
+  const int64_t held = size - header_bytes_;
   if (held < 0 || held / token_bytes_ < count_) {
     Fail("{} is truncated: it holds {} of {} tokens", name,
          std::max<int64_t>(held, 0) / token_bytes_, count_);
@@ -143,20 +143,37 @@ TokenFile::TokenFile(const std::filesystem::path& path) : file_(path) {
 void TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const {
   TERRACE_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= count_,
                 "tokens [{}, {}) of {}", first, first + static_cast<int64_t>(out.size()), count_);
-  const char* tokens = file_.bytes().data() + header_bytes_ + first * token_bytes_;
   const uint32_t limit = static_cast<uint32_t>(std::clamp<int64_t>(vocab_size, 0, INT32_MAX));
-  const int64_t error = token_bytes_ == 2 ? UpcastIds<uint16_t>(tokens, limit, out)
-                                          : UpcastIds<uint32_t>(tokens, limit, out);
-  if (error < 0) return;
-  const uint32_t id =
-      token_bytes_ == 2 ? TokenAt<uint16_t>(tokens, error) : TokenAt<uint32_t>(tokens, error);
-  Fail("{}: token {} has the id {}, beyond the vocabulary of {}", path().string(), first + error,
-       id, vocab_size);
+  std::array<char, kReadBytes> block;
+  const size_t width = static_cast<size_t>(token_bytes_);
+  while (!out.empty()) {
+    const size_t count = std::min(out.size(), block.size() / width);
+    const std::span<int32_t> part = out.first(count);
+    file_.ReadAt(header_bytes_ + first * token_bytes_, std::span(block).first(count * width));
+    const int64_t error = width == 2 ? UpcastIds<uint16_t>(block.data(), limit, part)
+                                     : UpcastIds<uint32_t>(block.data(), limit, part);
+    if (error >= 0) {
+      Fail("{}: token {} has the id {}, beyond the vocabulary of {}", path().string(),
+           first + error, static_cast<uint32_t>(part[static_cast<size_t>(error)]), vocab_size);
+    }
+    out = out.subspan(count);
+    first += static_cast<int64_t>(count);
+  }
 }
 
 void TokenFile::VerifyChecksum() const {
   if (header_bytes_ != sizeof(ShardHeader)) return;
-  if (HashOf(file_.bytes().substr(sizeof(ShardHeader))) != checksum_) {
+  Hasher hasher;
+  std::vector<char> block(kBufferBytes);
+  const int64_t end = header_bytes_ + count_ * token_bytes_;
+  for (int64_t offset = header_bytes_; offset < end;) {
+    const size_t count =
+        static_cast<size_t>(std::min<int64_t>(end - offset, static_cast<int64_t>(block.size())));
+    file_.ReadAt(offset, std::span(block).first(count));
+    hasher.Add({block.data(), count});
+    offset += static_cast<int64_t>(count);
+  }
+  if (hasher.value() != checksum_) {
     Fail("{} is damaged: its checksum differs", path().string());
   }
 }

@@ -46,7 +46,7 @@ class ShardWriter {
   std::string buffer_;
 };
 
-// A mapped file of tokens in one of these formats, told apart by their start:
+// A file of tokens in one of these formats, told apart by their start:
 //   - a shard as above;
 //   - llm.c: 256 int32 (20240520, version 1, count) and uint16 tokens, or (20240801, version 7,
 //     count) and uint32 tokens;
@@ -60,17 +60,20 @@ class TokenFile {
 
   int64_t size() const { return count_; }             // tokens
   int64_t vocab_size() const { return vocab_size_; }  // 0 where the format does not say
+  // HashOf all tokens' bytes when they were written; 0 where the format has none.
+  uint64_t checksum() const { return checksum_; }
   const std::filesystem::path& path() const { return file_.path(); }
 
-  // Copies the tokens [first, first + out.size()). Throws Error naming the file and the token's
-  // index when an id is not below `vocab_size`.
+  // Reads the tokens [first, first + out.size()); safe for several threads. Throws Error naming the
+  // file when it was truncated meanwhile, and the token's index when an id is not below
+  // `vocab_size`.
   void Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const;
   // Reads all of a shard and compares the checksum; throws Error when it differs. Other formats
   // have none.
   void VerifyChecksum() const;
 
  private:
-  MappedFile file_;
+  InputFile file_;
   int64_t header_bytes_ = 0;
   int64_t token_bytes_ = 0;
   int64_t count_ = 0;

@@ -263,9 +263,9 @@ Tokenizer LoadTokenizer(const std::string& name) {
   const std::filesystem::path path = name;
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
-    const MappedFile file(path);
-    if (file.bytes().empty()) Fail("{} is empty", name);
-    return ParseTokenizerJson(file.bytes(), name);
+    const std::string text = ReadWhole(path);
+    if (text.empty()) Fail("{} is empty", name);
+    return ParseTokenizerJson(text, name);
   }
   if (std::filesystem::exists(path / "tokenizer.json", ignored)) {
     return LoadTokenizer((path / "tokenizer.json").string());
@@ -274,9 +274,9 @@ Tokenizer LoadTokenizer(const std::string& name) {
       !std::filesystem::exists(path / "merges.txt", ignored)) {
     Fail("{} holds neither tokenizer.json nor vocab.json and merges.txt", name);
   }
-  const MappedFile vocabulary(path / "vocab.json");
-  const MappedFile merges(path / "merges.txt");
-  return ParseGpt2Files(vocabulary.bytes(), merges.bytes(), name);
+  const std::string vocabulary = ReadWhole(path / "vocab.json");
+  const std::string merges = ReadWhole(path / "merges.txt");
+  return ParseGpt2Files(vocabulary, merges, name);
 }
 
 std::string ToTokenizerJson(const Tokenizer& tokenizer) {

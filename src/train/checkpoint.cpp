@@ -115,6 +115,59 @@ std::optional<int64_t> FreeDiskBytes(fs::path path) {
   return static_cast<int64_t>(status.f_bavail * status.f_frsize);
 }
 
+// The members of a DataIdentity, by name.
+template <typename Identity, typename Visit>
+void VisitIdentity(Identity& identity, const Visit& visit) {
+  visit("train", identity.train);
+  visit("val", identity.val);
+  visit("vocabulary", identity.vocabulary);
+}
+
+// Hashes as text, since many programs read numbers as doubles.
+Json ToJson(const DataIdentity& identity) {
+  Json json = Json::object();
+  VisitIdentity(identity, [&](const char* name, const std::optional<Fingerprint>& fingerprint) {
+    if (!fingerprint) return;
+    json[name] = {{"size", fingerprint->size}, {"hash", fmt::format("{:016x}", fingerprint->hash)}};
+  });
+  return json;
+}
+
+DataIdentity IdentityFromJson(const Json& state, const fs::path& path) {
+  DataIdentity identity;
+  const auto data = state.find("data");
+  if (data == state.end()) return identity;
+  VisitIdentity(identity, [&](const char* name, std::optional<Fingerprint>& fingerprint) {
+    if (!data->contains(name)) return;
+    const Json& json = data->at(name);
+    const std::string hash = json.at("hash").get<std::string>();
+    fingerprint.emplace(json.at("size").get<int64_t>());
+    const char* end = hash.data() + hash.size();
+    if (std::from_chars(hash.data(), end, fingerprint->hash, 16).ptr != end || hash.empty()) {
+      Fail("{}: is damaged (the fingerprint of {})", path.string(), name);
+    }
+  });
+  return identity;
+}
+
+// A state.json that is sound as a whole.
+template <typename Read>
+void ReadState(const fs::path& checkpoint, const Read& read) {
+  const fs::path path = checkpoint / "state.json";
+  try {
+    const Json json = ParseState(ReadFile(path));
+    if (json.at("checksum").get<std::string>() != ChecksumOfState(json)) {
+      Fail("{}: is damaged (its checksum differs)", path.string());
+    }
+    if (json.at("format").get<int64_t>() != kFormat) {
+      Fail("{}: is of format {}, not {}", path.string(), json.at("format").get<int64_t>(), kFormat);
+    }
+    read(json, path);
+  } catch (const Json::exception&) {
+    Fail("{}: is damaged (not the JSON of a checkpoint)", path.string());
+  }
+}
+
 }  // namespace
 
 std::optional<int64_t> StepOf(const fs::path& folder) {
@@ -172,6 +225,7 @@ std::filesystem::path SaveCheckpoint(const fs::path& checkpoints, int64_t keep,
     WriteSafetensors(temporary / "optimizer.safetensors",
                      {optimizer.state().begin(), optimizer.state().end()}, {});
     Json json = {{"format", kFormat}, {"step", state.step}, {"tokens", state.tokens}};
+    json["data"] = ToJson(state.data);
     for (const Parameter& parameter : model.parameters()) {
       json["tensor_steps"][parameter.name] = optimizer.steps()[static_cast<size_t>(parameter.id)];
     }
@@ -200,19 +254,20 @@ void LoadModel(const fs::path& checkpoint, Model& model, const Notice& notice) {
   ReadTensors(checkpoint / "model.safetensors", ViewsOf(model.parameters()), notice);
 }
 
+DataIdentity LoadDataIdentity(const fs::path& checkpoint) {
+  DataIdentity identity;
+  ReadState(checkpoint, [&](const Json& json, const fs::path& path) {
+    identity = IdentityFromJson(json, path);
+  });
+  return identity;
+}
+
 RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& optimizer,
                    const Notice& notice) {
-  const fs::path path = checkpoint / "state.json";
   RunState state;
-  try {
-    const Json json = ParseState(ReadFile(path));
-    if (json.at("checksum").get<std::string>() != ChecksumOfState(json)) {
-      Fail("{}: is damaged (its checksum differs)", path.string());
-    }
-    if (json.at("format").get<int64_t>() != kFormat) {
-      Fail("{}: is of format {}, not {}", path.string(), json.at("format").get<int64_t>(), kFormat);
-    }
-    state = {json.at("step").get<int64_t>(), json.at("tokens").get<int64_t>()};
+  ReadState(checkpoint, [&](const Json& json, const fs::path& path) {
+    state = {json.at("step").get<int64_t>(), json.at("tokens").get<int64_t>(),
+             IdentityFromJson(json, path)};
     if (StepOf(checkpoint).value_or(state.step) != state.step) {
       Fail("{}: is of step {}, unlike its folder", path.string(), state.step);
     }
@@ -222,9 +277,7 @@ RunState LoadState(const fs::path& checkpoint, const Model& model, Optimizer& op
       optimizer.steps()[static_cast<size_t>(parameter.id)] =
           steps.at(steps.contains(name) ? name : FormerName(name)).get<int64_t>();
     }
-  } catch (const Json::exception&) {
-    Fail("{}: is damaged (not the JSON of a checkpoint)", path.string());
-  }
+  });
   ReadTensors(checkpoint / "optimizer.safetensors", optimizer.state(), notice);
   return state;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "data/fingerprint.h"
 #include "model/model.h"
 #include "optim/optimizer.h"
 
@@ -18,6 +19,7 @@ namespace terrace {
 struct RunState {
   int64_t step = 0;
   int64_t tokens = 0;  // trained on so far
+  DataIdentity data;   // whose tokens these are
 };
 
 // Writes `<checkpoints>/step-N`, to a temporary name that is synced and renamed, then removes all
@@ -47,6 +49,8 @@ std::optional<std::filesystem::path> LatestCheckpoint(const std::filesystem::pat
 // tensors may be meant.
 using Notice = std::function<void(std::string_view)>;
 void LoadModel(const std::filesystem::path& checkpoint, Model& model, const Notice& notice = {});
+// What the run was trained on so far; empty in checkpoints of earlier versions.
+DataIdentity LoadDataIdentity(const std::filesystem::path& checkpoint);
 // Also sets the optimizer's step counts.
 RunState LoadState(const std::filesystem::path& checkpoint, const Model& model,
                    Optimizer& optimizer, const Notice& notice = {});

@@ -5,6 +5,8 @@
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "core/toml_text.h"
+#include "data/quoted.h"
+#include "data/utf8.h"
 #include "model/presets.h"
 #include "optim/rules/rules.h"
 
@@ -40,7 +42,6 @@ const Names<DType> kPrecisionNames = {{"f32", DType::kF32}, {"bf16", DType::kBF1
 // different one.
 constexpr std::string_view kFixedOnResume[] = {
     "model.",
-    "data.folder",
     "training.micro_batch",  // micro_batches too
     "training.sequence_length",
     "training.seed",
@@ -49,8 +50,20 @@ constexpr std::string_view kFixedOnResume[] = {
     "optimizer.policy",
 };
 
-void MakeAbsolute(std::string& path) {
-  if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
+// Below a folder whose name is no UTF-8 a path stays relative, since TOML can hold nothing else.
+void MakeAbsolute(std::string_view key, std::string& path) {
+  if (path.empty()) return;
+  const auto is_utf8 = [](const std::string& text) {
+    return ValidUtf8Bytes(text) == std::ssize(text);
+  };
+  if (!is_utf8(path)) {
+    Fail(
+        "{} = {}: is not UTF-8, as a configuration has to be; give the folder another name, or "
+        "reach it through a link",
+        key, Quoted(path));
+  }
+  const std::string absolute = std::filesystem::absolute(path).lexically_normal().string();
+  if (is_utf8(absolute)) path = absolute;
 }
 
 // Learning rates and weight decay may change in the course of a run; rules and their settings,
@@ -234,8 +247,8 @@ RunConfig LoadConfig(const std::filesystem::path& path,
       config = from_preset;
       config.preset.clear();
     }
-    MakeAbsolute(config.data.folder);
-    if (config.data.tokenizer != "bytes") MakeAbsolute(config.data.tokenizer);
+    MakeAbsolute("data.folder", config.data.folder);
+    if (config.data.tokenizer != "bytes") MakeAbsolute("data.tokenizer", config.data.tokenizer);
     Complete(config);
     if (config.data.folder.empty()) Fail("data.folder is missing");
   } catch (const Error& error) {

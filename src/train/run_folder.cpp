@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "data/fingerprint.h"
 #include "data/tokenizer_files.h"
 #include "train/checkpoint.h"
 
@@ -27,6 +28,10 @@ FolderLock::FolderLock(const fs::path& folder)
 
 FolderLock::~FolderLock() {
   if (descriptor_ >= 0) close(descriptor_);
+}
+
+RunFolder StoredModel::run() const {
+  return {fs::absolute(checkpoint).lexically_normal().parent_path().parent_path()};
 }
 
 StoredModel FindStoredModel(const fs::path& path) {
@@ -59,13 +64,21 @@ std::optional<Tokenizer> TokenizerOf(const RunConfig& config) {
   return tokenizer;
 }
 
+std::optional<Tokenizer> OwnTokenizerOf(const RunFolder& run) {
+  if (!fs::exists(run.tokenizer())) return {};
+  return LoadTokenizer(run.tokenizer().string());
+}
+
 Tokenizer TokenizerOf(const StoredModel& stored) {
-  const RunFolder run{
-      fs::absolute(stored.checkpoint).lexically_normal().parent_path().parent_path()};
-  if (fs::exists(run.tokenizer())) return LoadTokenizer(run.tokenizer().string());
+  if (std::optional<Tokenizer> own = OwnTokenizerOf(stored.run())) return *std::move(own);
   std::optional<Tokenizer> tokenizer = TokenizerOf(stored.config);
   if (!tokenizer) {
     Fail("{}: no tokenizer is known for this model (data.tokenizer is not set)",
+         stored.checkpoint.string());
+  }
+  const std::optional<Fingerprint> known = LoadDataIdentity(stored.checkpoint).vocabulary;
+  if (known && *known != FingerprintOf(*tokenizer)) {
+    Fail("{}: the tokenizer of its data is not the one that it was trained with",
          stored.checkpoint.string());
   }
   return *std::move(tokenizer);

@@ -38,6 +38,8 @@ class FolderLock {
 struct StoredModel {
   std::filesystem::path checkpoint;
   RunConfig config;
+
+  RunFolder run() const;  // which it lies in
 };
 // `path` is a run's folder (its newest checkpoint is taken) or a checkpoint's. Throws Error when
 // there is none.
@@ -47,7 +49,10 @@ StoredModel FindStoredModel(const std::filesystem::path& path);
 // neither is there (token files made elsewhere). Throws Error when it has more tokens than the
 // model.
 std::optional<Tokenizer> TokenizerOf(const RunConfig& config);
-// The one kept with the run of a checkpoint, or else that of its configuration.
+// The one that a run keeps; empty where there is none.
+std::optional<Tokenizer> OwnTokenizerOf(const RunFolder& run);
+// The one kept with the run of a checkpoint, or else the one of its configuration. Throws Error
+// when that is not the one that the model was trained with.
 Tokenizer TokenizerOf(const StoredModel& stored);
 
 }  // namespace terrace

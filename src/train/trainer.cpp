@@ -14,6 +14,7 @@
 #include "optim/release_sink.h"
 #include "train/checkpoint.h"
 #include "train/measure.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 #include "train/step.h"
 
@@ -74,23 +75,6 @@ struct Machine {
   Model model;
   Optimizer optimizer;
   std::unique_ptr<StepSink> sink;
-};
-
-// The data of a run.
-struct Corpus {
-  explicit Corpus(const RunConfig& config)
-      : train(config.data.folder, Split::kTrain, config.model.vocab_size),
-        batches(train, config.training.micro_batch, config.training.sequence_length,
-                static_cast<uint64_t>(config.training.seed)) {
-    if (config.training.eval_interval > 0) {
-      val.emplace(config.data.folder, Split::kVal, config.model.vocab_size);
-    }
-  }
-  Corpus(const Corpus&) = delete;
-
-  Dataset train;
-  TrainBatches batches;
-  std::optional<Dataset> val;
 };
 
 StepMetrics MetricsOf(const RunConfig& config, const RunSummary& summary, const Machine& machine,
@@ -162,12 +146,16 @@ void CreateFolder(const RunFolder& run, const std::string& config_toml,
   std::error_code error;
   fs::create_directories(run.checkpoints(), error);
   if (error) Fail("{}: cannot create: {}", run.path.string(), error.message());
-  if (!lock) {
+  const bool is_new = !lock;
+  if (is_new) {
     lock.emplace(run.path);
     // Another process may have begun, and even ended, a run since the check.
     if (!HoldsNothing(run)) Fail("{}: holds a run already", run.path.string());
   }
-  if (tokenizer) WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
+  // The one of a run that has begun is never replaced: what its ids mean is settled.
+  if (tokenizer && (is_new || !fs::exists(run.tokenizer()))) {
+    WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
+  }
   // Last: with it the folder holds a run.
   WriteFileAtomically(run.config(), config_toml);
 }
@@ -184,6 +172,17 @@ int64_t SavesAfter(int64_t first_step, const TrainingConfig& training) {
 int64_t CheckpointBytesOf(const RunConfig& config) {
   const Machine dry(config, Arena::Dry());
   return CheckpointBytes(dry.model, dry.optimizer);
+}
+
+// What `read` gives; its errors say what to do without the checkpoint.
+template <typename Read>
+auto FromCheckpoint(const fs::path& checkpoint, const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    Fail("{}; without the folder {} the run goes on from what was saved before it", error.what(),
+         checkpoint.string());
+  }
 }
 
 }  // namespace
@@ -208,12 +207,24 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   CheckFolder(run, config, resume);
   std::optional<FolderLock> lock;
   if (resume) lock.emplace(run.path);
-  const std::optional<Tokenizer> tokenizer = TokenizerOf(config);
-  if (!fs::exists(config.data.folder)) {
-    Fail("data.folder = {}: there is no such folder; `terrace data prepare` makes one",
-         config.data.folder);
+  const auto warn = [&](const std::string& text) {
+    if (callbacks.warning) callbacks.warning(text);
+  };
+  const std::optional<fs::path> latest =
+      resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
+  const RunData corpus = OpenRunData(config, resume ? OwnTokenizerOf(run) : std::nullopt);
+  if (latest) {
+    const DataIdentity then = FromCheckpoint(*latest, [&] { return LoadDataIdentity(*latest); });
+    CheckSameData(then, corpus.identity, config.data.folder);
+    if (!then.train) {
+      warn(
+          fmt::format("{} is of an earlier version and does not say what it was trained on; {} is "
+                      "taken to be the same data",
+                      latest->string(), config.data.folder));
+    }
   }
-  const Corpus corpus(config);
+  const TrainBatches batches(corpus.train, training.micro_batch, training.sequence_length,
+                             static_cast<uint64_t>(training.seed));
   RunConfig resolved = config;
   const std::string config_toml = ToToml(FieldsOf(resolved));
 
@@ -227,8 +238,6 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   summary.val_tokens = corpus.val ? corpus.val->size() : 0;
   summary.policy = config.optimizer.policy;
   summary.learning_rate = ScheduleOf(config).peak;
-  const std::optional<fs::path> latest =
-      resume ? LatestCheckpoint(run.checkpoints()) : std::nullopt;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
   if (!options.overcommit) {
@@ -237,7 +246,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   }
   const int64_t needed_bytes = summary.plan.total_peak_bytes;
   const bool refused = !options.overcommit && needed_bytes > summary.free_bytes;
-  if (!resume && !refused) CreateFolder(run, config_toml, tokenizer, lock);
+  if (!resume && !refused) CreateFolder(run, config_toml, corpus.tokenizer, lock);
   if (callbacks.begin) callbacks.begin(summary);
   if (refused) {
     RequireMemory(needed_bytes, summary.free_bytes,
@@ -250,17 +259,15 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   Machine machine(config, Arena(needed_bytes));
   RunState state;
   if (latest) {
-    try {
+    state = FromCheckpoint(*latest, [&] {
       LoadModel(*latest, machine.model, warn);
-      state = LoadState(*latest, machine.model, machine.optimizer, warn);
-    } catch (const Error& error) {
-      Fail("{}; without the folder {} the run goes on from what was saved before it", error.what(),
-           latest->string());
-    }
+      return LoadState(*latest, machine.model, machine.optimizer, warn);
+    });
   } else {
     machine.model.Initialize(static_cast<uint64_t>(training.seed));
   }
-  if (resume) CreateFolder(run, config_toml, tokenizer, lock);
+  state.data = Joined(state.data, corpus.identity);
+  if (resume) CreateFolder(run, config_toml, corpus.tokenizer, lock);
   MetricsFile metrics_file(run.metrics(), state.step);
   if (metrics_file.dropped_lines() > 0) {
     warn(fmt::format("metrics.jsonl: steps after {} are dropped, to be taken again (lines: {})",
@@ -289,7 +296,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
     const int64_t step = state.step + 1;
     StepReport report;
     try {
-      report = machine.Step(config, step, &corpus.batches);
+      report = machine.Step(config, step, &batches);
     } catch (const Error& error) {
       const auto last = LatestCheckpoint(run.checkpoints());
       const std::string text =

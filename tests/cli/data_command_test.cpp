@@ -14,6 +14,7 @@
 
 #include "cli/command_test.h"
 #include "core/atomic_file.h"
+#include "support/compressed.h"
 
 namespace terrace {
 namespace {
@@ -95,6 +96,38 @@ TEST_F(DataCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"data", "check", "short.bin"}), HasSubstr("short.bin"));
   EXPECT_THAT(ErrorOf({"data", "check", "absent"}), HasSubstr("absent"));
   EXPECT_EQ(Contents(), before);
+}
+
+TEST_F(DataCommandTest, PreparingSaysWhatCameOutOtherwise) {
+  WriteBook();
+  const ProgramResult halved = Run({"data", "prepare", "-o", "halved", "book.txt"});
+  EXPECT_EQ(halved.exit_code, 0) << halved.errors;
+  EXPECT_THAT(halved.output, HasSubstr("documents were cut into pieces of at most "));
+  EXPECT_THAT(halved.output, HasSubstr("not 16384"));
+  EXPECT_THAT(halved.output, HasSubstr("% of the text, not the 5.0 % asked for"));
+  const ProgramResult as_asked =
+      Run({"data", "prepare", "-o", "one", "--val-fraction", "0", "book.txt"});
+  EXPECT_EQ(as_asked.exit_code, 0) << as_asked.errors;
+  EXPECT_EQ(std::count(as_asked.output.begin(), as_asked.output.end(), '\n'), 3) << as_asked.output;
+}
+
+TEST_F(DataCommandTest, CompressedTextIsReadAndOtherFormatsAreNamed) {
+  WriteBook();
+  fs::create_directory(folder_ / "texts");
+  Write("texts/book.txt.gz", Gzip(ReadFile(folder_ / "book.txt")));
+  Write("texts/picture.png", "x");
+  const ProgramResult plain = Run({"data", "prepare", "-o", "plain", "book.txt"});
+  const ProgramResult packed = Run({"data", "prepare", "-o", "packed", "texts"});
+  EXPECT_EQ(packed.exit_code, 0) << packed.errors;
+  EXPECT_EQ(packed.errors, "1 file of other kinds is left out: .png (1)\n");
+  EXPECT_EQ(packed.output.substr(packed.output.find('\n')),
+            plain.output.substr(plain.output.find('\n')));
+  Write("cut.gz", Gzip(ReadFile(folder_ / "book.txt")).substr(0, 50));
+  EXPECT_THAT(ErrorOf({"data", "prepare", "-o", "new", "cut.gz"}), HasSubstr("cut.gz"));
+  Write("book.xz", std::string("\xfd\x37zXZ\0\0", 7));
+  EXPECT_THAT(ErrorOf({"tokenizer", "train", "-o", "new", "book.xz"}),
+              HasSubstr("book.xz is an xz archive"));
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
 }
 
 TEST_F(DataCommandTest, TooManyThreadsAreRefused) {

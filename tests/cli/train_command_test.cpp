@@ -549,6 +549,57 @@ TEST_F(TrainCommandTest, DamagedValidationDataIsRefusedAtTheStart) {
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 
+TEST_F(TrainCommandTest, EvaluatesOnlyOnTokensOfTheModelsOwnKind) {
+  ASSERT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
+  const fs::path corpus = *shared_ / "corpus";
+  const ProgramResult same = Run({"eval", "run"});
+  EXPECT_EQ(same.errors, "");
+  fs::copy(corpus, folder_ / "other", fs::copy_options::recursive);
+  EXPECT_EQ(Run({"eval", "run", "--data", "other"}).errors, "");
+  // A file on its own is fine too, whatever it is named for.
+  EXPECT_EQ(Run({"eval", "run", "--data", "other/train-00000.bin", "--batches", "1"}).exit_code, 0);
+  TokenizerSpec spec = Tokenizer::Bytes().spec();
+  std::swap(spec.tokens['a'], spec.tokens['b']);
+  std::ofstream(folder_ / "other/tokenizer.json") << ToTokenizerJson(Tokenizer(spec));
+  for (const char* data : {"other", "other/val-00000.bin"}) {
+    EXPECT_THAT(ErrorOf({"eval", "run", "--data", data}),
+                HasSubstr("its ids are of another tokenizer"));
+  }
+  // A checkpoint alone remembers.
+  fs::copy(folder_ / "run/checkpoints/step-20", folder_ / "alone");
+  EXPECT_THAT(ErrorOf({"eval", "alone", "--data", "other"}),
+              HasSubstr("its ids are of another tokenizer"));
+  fs::remove(folder_ / "other/tokenizer.json");
+  const ProgramResult unknown = Run({"eval", "run", "--data", "other"});
+  EXPECT_EQ(unknown.exit_code, 0);
+  EXPECT_THAT(unknown.errors, HasSubstr("comes without a tokenizer"));
+  EXPECT_EQ(unknown.output.substr(unknown.output.find('\n')),
+            same.output.substr(same.output.find('\n')));
+}
+
+// Names from before UTF-8, which TOML cannot hold.
+TEST_F(TrainCommandTest, FoldersNeedNotBeNamedInUtf8) {
+  const fs::path latin = folder_ /
+                         "donn\xe9"
+                         "es";
+  fs::create_directory(latin);
+  fs::copy(*shared_ / "corpus", latin / "corpus", fs::copy_options::recursive);
+  const auto run_there = [&](const std::vector<std::string>& arguments) {
+    Program::Options options = Options();
+    options.folder = latin;
+    return Program(Arguments(arguments), options).Wait();
+  };
+  EXPECT_EQ(run_there({"train", Config(), "-o", "run", "--set", "data.folder=corpus"}).exit_code,
+            0);
+  EXPECT_EQ(run_there({"eval", "run"}).exit_code, 0);
+  EXPECT_EQ(run_there({"train", "--resume", "-o", "run", "--set", "training.steps=21"}).exit_code,
+            0);
+  EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--set",
+                       "data.folder=" + (latin / "corpus").string()}),
+              HasSubstr("data.folder = "));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
 TEST_F(TrainCommandTest, DamageBesideTheTensorsIsNamedOrKept) {
   ASSERT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
   std::string metrics = ReadFile(folder_ / "run/metrics.jsonl");

@@ -317,11 +317,11 @@ TEST_F(RunnerTest, AnotherStudyNeedsAnotherFolder) {
   std::ofstream(path) << other;
   EXPECT_EQ(MessageOfRun(request), "");
 
-  // The data has been made anew.
+  // The same data elsewhere.
   std::ofstream(path) << text;
   PrepareSmallCorpus(folder_ / "corpus");
   base_.data.folder = folder_ / "corpus";
-  EXPECT_THAT(MessageOfRun(request), HasSubstr("was run with data.folder = "));
+  EXPECT_EQ(MessageOfRun(request), "");
   base_ = same;
   other = text;
   other.replace(other.find("\"train "), 7, "\"train 1");

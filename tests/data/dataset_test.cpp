@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "support/compressed.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -134,13 +136,67 @@ TEST(TokenFile, RefusesWhatIsNone) {
 TEST(TokenFile, RefusesTruncatedShardsOfAnyLength) {
   const TemporaryFolder folder;
   WriteShard(folder / "whole", 70000, Count(20));
-  const std::string whole(MappedFile(folder / "whole").bytes());
+  const std::string whole = ReadWhole(folder / "whole");
   for (size_t size = 0; size < whole.size(); ++size) {
     Write(folder / "cut", whole.substr(0, size));
     EXPECT_THROW(TokenFile(folder / "cut"), Error) << size;
   }
   Write(folder / "longer", whole + "x");
   EXPECT_THROW(TokenFile(folder / "longer"), Error);
+}
+
+// Somebody else writes it anew while it is in use.
+TEST(TokenFile, TruncationMeanwhileIsAnError) {
+  const TemporaryFolder folder;
+  WriteShard(folder / "a.bin", 200'000, Count(200'000));
+  const TokenFile file(folder / "a.bin");
+  std::vector<int32_t> tokens(1000);
+  file.Read(199'000, 200'000, tokens);
+  std::filesystem::resize_file(folder / "a.bin", 400'000);
+  file.Read(98'000, 200'000, tokens);
+  ExpectError("a.bin was truncated", [&] { file.Read(99'500, 200'000, tokens); });
+  ExpectError("a.bin was truncated", [&] { file.VerifyChecksum(); });
+}
+
+TEST(TokenFile, CompressedTokensAreNone) {
+  const TemporaryFolder folder;
+  Write(folder / "train.bin", Gzip(BytesOf(std::vector<uint16_t>(1000, 7))));
+  ExpectError("train.bin is compressed by gzip", [&] { TokenFile file(folder / "train.bin"); });
+}
+
+TEST(Dataset, ReadingDoesNotMakeThemResident) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer takes memory of its own";
+#endif
+  const TemporaryFolder folder;
+  Write(folder / "train.bin", "xx");
+  std::filesystem::resize_file(folder / "train.bin", 100'000'000);
+  const Dataset dataset(folder.path(), Split::kTrain, 65536);
+  const auto resident = [] {
+    std::ifstream statm("/proc/self/statm");
+    int64_t size = 0;
+    int64_t pages = 0;
+    statm >> size >> pages;
+    return pages * 4096;
+  };
+  const int64_t before = resident();
+  EXPECT_EQ(UnigramEntropy(dataset, dataset.size()) > 0, true);
+  EXPECT_LT(resident() - before, 10'000'000);
+}
+
+// As of a shell that lets a program open few.
+TEST(Dataset, MayHaveMoreFilesThanMayBeOpenByDefault) {
+  const TemporaryFolder folder;
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_max < 256) GTEST_SKIP() << "the hard limit is " << limit.rlim_max;
+  const rlimit few = {40, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  for (int i = 0; i < 100; ++i) {
+    WriteShard(folder / ("train-" + std::to_string(1000 + i) + ".bin"), 200, Count(1, i));
+  }
+  EXPECT_EQ(All(Dataset(folder.path(), Split::kTrain, 200)), Count(100));
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 TEST(TokenFile, AnUnfinishedShardIsNone) {
@@ -155,7 +211,7 @@ TEST(TokenFile, AnUnfinishedShardIsNone) {
 TEST(TokenFile, FlippedBytesAreErrorsOrFoundByTheChecksum) {
   const TemporaryFolder folder;
   WriteShard(folder / "whole", 70000, Count(20));
-  const std::string whole(MappedFile(folder / "whole").bytes());
+  const std::string whole = ReadWhole(folder / "whole");
   std::mt19937 random(2);
   for (size_t place = 0; place < whole.size(); ++place) {
     if (place >= 40 && place < sizeof(ShardHeader)) continue;  // reserved

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "data/pieces.h"
+#include "support/compressed.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -16,11 +17,22 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-Texts DocumentsOf(const CorpusOptions& options) {
-  DocumentReader reader(options);
-  std::vector<std::string_view> batch;
+// Pieces of a document joined; none is longer than `piece_bytes`.
+Texts DocumentsOf(const CorpusOptions& options, int64_t piece_bytes = 16384) {
+  DocumentReader reader(options, FindFiles(options), piece_bytes);
+  std::vector<Piece> batch;
   Texts texts;
-  while (reader.Next(batch)) texts.insert(texts.end(), batch.begin(), batch.end());
+  bool begins = true;
+  while (reader.Next(batch)) {
+    for (const Piece& piece : batch) {
+      EXPECT_FALSE(piece.text.empty());
+      EXPECT_LE(std::ssize(piece.text), piece_bytes);
+      if (begins) texts.emplace_back();
+      texts.back() += piece.text;
+      begins = piece.ends_document;
+    }
+  }
+  EXPECT_TRUE(begins);
   EXPECT_TRUE(batch.empty());
   EXPECT_EQ(reader.done_bytes(), reader.total_bytes());
   return texts;
@@ -111,6 +123,106 @@ TEST(Documents, JsonLinesNameTheLineInError) {
     EXPECT_NE(error.find(entry.error), std::string::npos) << error;
     EXPECT_EQ(error.find('\xff'), std::string::npos) << error;
   }
+}
+
+TEST(Documents, CompressedFilesAreReadAsWhatTheyHold) {
+  const TemporaryFolder folder;
+  const std::string lines = "{\"text\": \"one\"}\n\n{\"text\": \"two\"}\n";
+  WriteNewFile(folder / "a.txt.gz", Gzip("a text"));
+  WriteNewFile(folder / "b.jsonl.gz", Gzip(lines));
+  WriteNewFile(folder / "c.jsonl.zst", Zstandard(lines));
+  WriteNewFile(folder / "d.md.zst", Zstandard("d text"));
+  WriteNewFile(folder / "e.tar.gz", Gzip("not taken"));
+  const Texts expected = {"a text", "one", "two", "one", "two", "d text"};
+  EXPECT_EQ(DocumentsOf(Inputs({folder.path()})), expected);
+  WriteNewFile(folder / "bad.jsonl.gz", Gzip(lines + "{\n"));
+  EXPECT_NE(ErrorOf(Inputs({folder / "bad.jsonl.gz"})).find("bad.jsonl.gz:4: "), std::string::npos);
+}
+
+TEST(Documents, LongOnesComeInPieces) {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; text.size() < (20u << 20); ++i) text += std::to_string(i * 7919) + "\n";
+  // Documents that end where a batch does, within a separator, and far beyond.
+  const std::string separator = "<|end|>";
+  WriteNewFile(folder / "a.txt", text);
+  WriteNewFile(folder / "b.txt", text.substr(0, (8u << 20) - 3) + separator + "x" + separator +
+                                     text.substr(0, 9u << 20));
+  CorpusOptions options = Inputs({folder / "a.txt", folder / "b.txt"});
+  options.separator = separator;
+  const Texts expected = {text, text.substr(0, (8u << 20) - 3), "x", text.substr(0, 9u << 20)};
+  EXPECT_TRUE(DocumentsOf(options) == expected);
+  EXPECT_TRUE(DocumentsOf(options, 30 << 20) == expected) << "pieces longer than a batch";
+  // Cut as the whole document would be.
+  DocumentReader reader(Inputs({folder / "a.txt"}), {folder / "a.txt"}, 16384);
+  std::vector<Piece> batch;
+  std::string_view rest = text;
+  while (reader.Next(batch)) {
+    for (const Piece& piece : batch) {
+      ASSERT_EQ(std::ssize(piece.text), FirstPieceBytes(rest, 16384));
+      rest.remove_prefix(piece.text.size());
+    }
+  }
+  EXPECT_TRUE(rest.empty());
+}
+
+TEST(Documents, ALineMayBeLongerThanABatch) {
+  const TemporaryFolder folder;
+  const std::string text(10u << 20, 'x');
+  WriteNewFile(folder / "a.jsonl",
+               "{\"text\": \"first\"}\n{\"text\": \"" + text + "\"}\n{\"text\": \"last\"}");
+  EXPECT_TRUE(DocumentsOf(Inputs({folder / "a.jsonl"})) == (Texts{"first", text, "last"}));
+}
+
+TEST(Documents, LinksAreFollowedAndNoFolderIsReadTwice) {
+  namespace fs = std::filesystem;
+  const TemporaryFolder folder;
+  for (const char* name : {"store/books", "store/web", "data/own"}) {
+    fs::create_directories(folder / name);
+    WriteNewFile(folder / name / "a.txt", name);
+  }
+  fs::create_directory_symlink("../store/books", folder / "data/books");
+  fs::create_directory_symlink("../store/web", folder / "data/web");
+  fs::create_directory_symlink("../../data", folder / "data/own/up");
+  fs::create_directory_symlink("../store/books", folder / "data/x-books");
+  fs::create_symlink("../store/web/a.txt", folder / "data/z.txt");
+  fs::create_symlink("../store/gone", folder / "data/gone.txt");
+  CorpusOptions options = Inputs({folder / "data"});
+  Texts notices;
+  options.notice = [&](const std::string& text) { notices.push_back(text); };
+  EXPECT_EQ(DocumentsOf(options), (Texts{"store/books", "data/own", "store/web", "store/web"}));
+  ASSERT_EQ(notices.size(), 2u);
+  EXPECT_EQ(notices[0],
+            "1 link that leads nowhere is skipped: " + (folder / "data/gone.txt").string());
+  EXPECT_EQ(notices[1],
+            "2 folders met a second time are read once: " + (folder / "data/own/up").string() +
+                ", " + (folder / "data/x-books").string());
+}
+
+TEST(Documents, FoldersNamedTwiceAreReadOnce) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "deep");
+  WriteNewFile(folder / "deep/a.txt", "a");
+  EXPECT_EQ(DocumentsOf(Inputs({folder.path(), folder / "deep", folder.path()})), Texts{"a"});
+}
+
+TEST(Documents, WhatIsLeftOutIsCountedAndNamed) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "deep");
+  WriteNewFile(folder / "a.txt", "a");
+  for (const char* name : {"a.pdf", "deep/b.pdf", "c.docx", "d.tar.gz", "README", "e.p\nx"}) {
+    WriteNewFile(folder / name, "x");
+  }
+  CorpusOptions options = Inputs({folder.path()});
+  Texts notices;
+  options.notice = [&](const std::string& text) { notices.push_back(text); };
+  FindFiles(options);
+  EXPECT_EQ(notices, (Texts{"6 files of other kinds are left out: .pdf (2), \".p\\nx\" (1), "
+                            ".docx (1), .tar.gz (1), no ending (1)"}));
+  std::filesystem::remove(folder / "a.txt");
+  const std::string error = ErrorOf(options);
+  EXPECT_NE(error.find("has no files ending in .txt"), std::string::npos) << error;
+  EXPECT_NE(error.find(".pdf (2)"), std::string::npos) << error;
 }
 
 TEST(Documents, LargeFilesComeInBatches) {

@@ -16,29 +16,29 @@ size_t EntriesOf(const std::filesystem::path& folder) {
   return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
 }
 
-TEST(MappedFile, HoldsTheBytes) {
+TEST(ReadWhole, HoldsTheBytes) {
   const TemporaryFolder folder;
   const std::string bytes("a\0b\xff", 4);
   WriteNewFile(folder / "a", bytes);
   WriteNewFile(folder / "empty", "");
-  EXPECT_EQ(MappedFile(folder / "a").bytes(), bytes);
-  EXPECT_EQ(MappedFile(folder / "empty").bytes(), "");
-  EXPECT_EQ(MappedFile("/dev/null").bytes(), "");
-  EXPECT_TRUE(MappedFile("/proc/self/status").bytes().starts_with("Name:"))
+  EXPECT_EQ(ReadWhole(folder / "a"), bytes);
+  EXPECT_EQ(ReadWhole(folder / "empty"), "");
+  EXPECT_EQ(ReadWhole("/dev/null"), "");
+  EXPECT_TRUE(ReadWhole("/proc/self/status").starts_with("Name:"))
       << "a size of 0 is not to be believed";
 }
 
-TEST(MappedFile, RefusesFoldersAndMissingFiles) {
+TEST(ReadWhole, RefusesFoldersAndMissingFiles) {
   const TemporaryFolder folder;
-  EXPECT_THROW(MappedFile(folder.path()), Error);
-  EXPECT_THROW(MappedFile(folder / "none"), Error);
+  EXPECT_THROW(ReadWhole(folder.path()), Error);
+  EXPECT_THROW(ReadWhole(folder / "none"), Error);
 }
 
 TEST(WriteNewFile, RefusesToOverwrite) {
   const TemporaryFolder folder;
   WriteNewFile(folder / "a", "first");
   EXPECT_THROW(WriteNewFile(folder / "a", "second"), Error);
-  EXPECT_EQ(MappedFile(folder / "a").bytes(), "first");
+  EXPECT_EQ(ReadWhole(folder / "a"), "first");
   EXPECT_THROW(WriteNewFile(folder / "none" / "a", "x"), Error);
   EXPECT_EQ(EntriesOf(folder.path()), 1u);
 }
@@ -47,7 +47,7 @@ TEST(WriteNewFile, TouchesNoOtherFileAndLeavesNone) {
   const TemporaryFolder folder;
   WriteNewFile(folder / "a.tmp", "mine");
   WriteNewFile(folder / "a", "x");
-  EXPECT_EQ(MappedFile(folder / "a.tmp").bytes(), "mine");
+  EXPECT_EQ(ReadWhole(folder / "a.tmp"), "mine");
   {
     const FileSizeLimit limit(4096);
     EXPECT_THROW(WriteNewFile(folder / "b", std::string(4097, 'x')), Error);
@@ -78,7 +78,7 @@ TEST(OutputFolder, AppearsOnlyWhenCommitted) {
   OutputFolder output(path);
   WriteNewFile(output.temporary() / "a", "x");
   output.Commit();
-  EXPECT_EQ(MappedFile(folder / "deep" / "output" / "a").bytes(), "x");
+  EXPECT_EQ(ReadWhole(folder / "deep" / "output" / "a"), "x");
   EXPECT_EQ(EntriesOf(folder / "deep"), 1u);
 }
 

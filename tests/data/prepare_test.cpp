@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -53,7 +54,7 @@ std::multiset<std::string> TextsOf(const std::filesystem::path& folder, Split sp
 std::map<std::string, std::string> FilesOf(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    files[entry.path().filename()] = MappedFile(entry.path()).bytes();
+    files[entry.path().filename()] = ReadWhole(entry.path());
   }
   return files;
 }
@@ -246,10 +247,26 @@ TEST_F(Prepare, RefusesImpossibleOptions) {
   refuses([](PrepareOptions& options) { options.shard_tokens = 0; });
 }
 
+// A licence, a template: longer than any start that a hash could be content with.
+TEST_F(Prepare, DocumentsThatBeginAlikeAreSplitToo) {
+  const std::string head(2000, 'l');
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += head + std::to_string(i) + "###";
+  WriteNewFile(folder_ / "licensed.txt", text);
+  PrepareOptions options = Options({"licensed.txt"}, "out");
+  options.val_fraction = 0.5;
+  const CorpusSummary summary = PrepareCorpus(options, Tokenizer::Bytes());
+  // 200, give or take five standard deviations.
+  EXPECT_GT(summary.val.pieces, 150);
+  EXPECT_LT(summary.val.pieces, 250);
+  EXPECT_EQ(summary.piece_bytes, options.piece_bytes);
+}
+
+// Longer than a batch of the reader, so that pieces are split across batches.
 TEST(PrepareLongDocument, IsCutForBothSplitsAndLosesNothing) {
   const TemporaryFolder folder;
   std::string text;
-  for (uint32_t i = 0; text.size() < 3'000'000; ++i) text += TextOf(i, 1000) + "\n\n";
+  for (uint32_t i = 0; text.size() < 18'000'000; ++i) text += TextOf(i, 1000) + "\n\n";
   WriteNewFile(folder / "book.txt", text);
   const CorpusSummary summary =
       PrepareCorpus(OptionsFor({folder / "book.txt"}, folder / "out"), Tokenizer::Bytes());
@@ -268,6 +285,31 @@ TEST(PrepareLongDocument, IsCutForBothSplitsAndLosesNothing) {
     }
   }
   EXPECT_EQ(bytes, text.size());
+}
+
+TEST(PrepareMemory, DoesNotGrowWithTheText) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer takes memory of its own";
+#endif
+  const TemporaryFolder folder;
+  std::string lines;
+  while (lines.size() < 1'000'000) lines += TextOf(static_cast<uint32_t>(lines.size()), 1000);
+  const auto write = [&](const char* name, int megabytes) {
+    OutputFile file(folder / name);
+    for (int i = 0; i < megabytes; ++i) file.Write(lines);
+    file.Close();
+  };
+  write("small.txt", 16);
+  write("large.txt", 80);
+  const auto resident_after = [&](const char* name) {
+    PrepareCorpus(OptionsFor({folder / name}, folder / (std::string("of-") + name)),
+                  Tokenizer::Bytes());
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+  };
+  const int64_t small = resident_after("small.txt");
+  EXPECT_LT(resident_after("large.txt") - small, 12'000'000);
 }
 
 TEST(PrepareLongDocument, IsCutFinerWhereASplitWouldBeEmpty) {

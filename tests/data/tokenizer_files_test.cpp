@@ -21,9 +21,7 @@ using nlohmann::json;
 
 const std::filesystem::path kFolder = std::filesystem::path(TERRACE_SOURCE_TEST_DATA) / "tokenizer";
 
-std::string Contents(const std::filesystem::path& name) {
-  return std::string(MappedFile(kFolder / name).bytes());
-}
+std::string Contents(const std::filesystem::path& name) { return ReadWhole(kFolder / name); }
 
 // The error's text, or nothing.
 std::string ErrorOf(const std::function<void()>& action) {

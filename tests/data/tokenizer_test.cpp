@@ -23,8 +23,7 @@ namespace {
 const std::filesystem::path kFolder = std::filesystem::path(TERRACE_SOURCE_TEST_DATA) / "tokenizer";
 
 const nlohmann::json& Cases() {
-  static const nlohmann::json cases =
-      nlohmann::json::parse(MappedFile(kFolder / "cases.json").bytes());
+  static const nlohmann::json cases = nlohmann::json::parse(ReadWhole(kFolder / "cases.json"));
   return cases;
 }
 
@@ -199,11 +198,11 @@ TEST(Tokenizer, TakesLongWordsInLittleTime) {
 
 TEST(Tokenizer, IsSharedByThreads) {
   const Tokenizer tokenizer = LoadTokenizer((kFolder / "bpe.json").string());
-  const MappedFile text(kFolder / "training.txt");
-  const std::vector<int32_t> expected = tokenizer.Encode(text.bytes());
+  const std::string text = ReadWhole(kFolder / "training.txt");
+  const std::vector<int32_t> expected = tokenizer.Encode(text);
   std::vector<int> equal(16);
   ParallelFor(16, 1, [&](int64_t begin, int64_t) {
-    equal[static_cast<size_t>(begin)] = tokenizer.Encode(text.bytes()) == expected;
+    equal[static_cast<size_t>(begin)] = tokenizer.Encode(text) == expected;
   });
   EXPECT_EQ(equal, std::vector<int>(16, 1));
 }

@@ -7,30 +7,57 @@
 
 #include "core/atomic_file.h"
 #include "core/rng.h"
-#include "data/prepare.h"
+#include "data/hash.h"
+#include "data/pieces.h"
+#include "data/token_file.h"
+#include "data/tokenizer_files.h"
 #include "train/checkpoint.h"
 #include "train/run_folder.h"
 
 namespace terrace {
 
+namespace {
+
+// Pieces of `text` as tokens of both splits. The split is a rule of its own, so that losses that
+// were committed do not depend on how `terrace data prepare` chooses.
+void WriteSmallCorpus(const std::filesystem::path& folder, std::string_view text) {
+  const Tokenizer tokenizer = Tokenizer::Bytes();
+  const auto is_val = [](std::string_view piece) {
+    return static_cast<double>(HashOf(piece.substr(0, 256)) >> 11) * 0x1p-53 < 0.1;
+  };
+  std::filesystem::create_directories(folder);
+  ShardWriter train(folder / "train-00000.bin", tokenizer.vocab_size());
+  ShardWriter val(folder / "val-00000.bin", tokenizer.vocab_size());
+  const auto first_piece = [](std::string_view rest) {
+    return rest.substr(0, static_cast<size_t>(FirstPieceBytes(rest, 512)));
+  };
+  while (!text.empty()) {
+    const std::string_view piece = first_piece(text);
+    text.remove_prefix(piece.size());
+    std::vector<int32_t> tokens = tokenizer.Encode(piece);
+    if (text.empty() || is_val(piece) != is_val(first_piece(text))) {
+      tokens.push_back(tokenizer.end_of_text());
+    }
+    (is_val(piece) ? val : train).Write(tokens);
+  }
+  train.Close();
+  val.Close();
+  WriteNewFile(folder / "tokenizer.json", ToTokenizerJson(tokenizer));
+}
+
+}  // namespace
+
 void PrepareSmallCorpus(const std::filesystem::path& folder) {
   const char* kWords[] = {"the ",   "old ",   "river ", "sings ", "a ",   "stone ",
                           "under ", "light ", "moves ", "slow ",  "and ", "falls.\n"};
-  const std::filesystem::path text = folder.string() + ".txt";
-  std::ofstream out(text);
+  std::string text;
   size_t word = 0;
   for (uint64_t i = 0; i < 8000; ++i) {
-    out << kWords[word];
+    text += kWords[word];
     // Each word has two likely successors: there is something to learn.
     word = (word * 5 + 1 + 3 * (RandomBits(1, i) % 2) + (RandomBits(2, i) % 8 == 0 ? 7 : 0)) % 12;
   }
-  out.close();
-  PrepareOptions options;
-  options.corpus.inputs = {text};
-  options.output = folder;
-  options.val_fraction = 0.1;
-  options.piece_bytes = 512;
-  PrepareCorpus(options, Tokenizer::Bytes());
+  WriteSmallCorpus(folder, text);
 }
 
 RunConfig SmallRun(const std::filesystem::path& corpus) {

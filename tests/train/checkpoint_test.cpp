@@ -70,7 +70,7 @@ class CheckpointTest : public ::testing::Test {
  protected:
   fs::path Save(const Trained& trained, int64_t step, int64_t keep = 9) {
     fs::create_directories(checkpoints_);
-    return SaveCheckpoint(checkpoints_, keep, "text", {step, step * 100}, trained.model,
+    return SaveCheckpoint(checkpoints_, keep, "text", {step, step * 100, {}}, trained.model,
                           trained.optimizer);
   }
   std::string MessageOfLoad(const fs::path& checkpoint, Trained& into) {

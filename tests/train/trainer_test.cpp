@@ -11,9 +11,11 @@
 #include "backend/cpu/cpu_backend.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "data/tokenizer_files.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
 #include "train/checkpoint.h"
+#include "train/checksum.h"
 #include "train/run_folder.h"
 
 namespace terrace {
@@ -212,6 +214,146 @@ TEST_F(TrainerTest, RefusesWhatWouldMixRuns) {
   std::ofstream(folder_ / "note.txt") << "mine";
   EXPECT_THAT(MessageOfRun(folder_.path()), HasSubstr("exists and is not an empty folder"));
   EXPECT_THAT(MessageOfRun(folder_ / "note.txt"), HasSubstr("exists and is not an empty folder"));
+}
+
+class RunDataTest : public TrainerTest {
+ protected:
+  RunDataTest() {
+    fs::copy(*shared_ / "corpus", Corpus(), fs::copy_options::recursive);
+    config_.data.folder = Corpus().string();
+    Run(folder_ / "run", false, 2);
+  }
+  fs::path Corpus() const { return folder_ / "corpus"; }
+
+  // Changes the byte at `place`, counted from the end, of a file of the data.
+  void Change(const std::string& name, size_t place) const {
+    std::string bytes = ReadFile(Corpus() / name);
+    bytes[bytes.size() - place] = static_cast<char>(bytes[bytes.size() - place] ^ 2);
+    std::ofstream(Corpus() / name, std::ios::binary) << bytes;
+  }
+  // Nothing of the run changed.
+  void ExpectRefusal(const std::string& message) {
+    const std::string tokenizer = ReadFile(folder_ / "run/tokenizer.json");
+    const auto before = RepeatableParts(folder_ / "run");
+    EXPECT_THAT(MessageOfRun(folder_ / "run", true), HasSubstr(message));
+    EXPECT_EQ(RepeatableParts(folder_ / "run"), before);
+    EXPECT_EQ(ReadFile(folder_ / "run/tokenizer.json"), tokenizer);
+  }
+};
+
+TEST_F(RunDataTest, TheSameDataElsewhereAreTheRuns) {
+  fs::rename(Corpus(), folder_ / "moved");
+  EXPECT_THAT(MessageOfRun(folder_ / "run", true), HasSubstr("--set data.folder=FOLDER"));
+  config_.data.folder = (folder_ / "moved").string();
+  Run(folder_ / "run", true);
+  EXPECT_TRUE(warnings_.empty());
+  config_.data.folder = (*shared_ / "corpus").string();
+  Run(folder_ / "whole");
+  EXPECT_EQ(RepeatableParts(folder_ / "run"), RepeatableParts(folder_ / "whole"));
+}
+
+TEST_F(RunDataTest, OtherDataAreRefused) {
+  Change("train-00000.bin", 5000);
+  ExpectRefusal("the training data in ");
+  Change("train-00000.bin", 5000);
+  Change("val-00000.bin", 4);
+  ExpectRefusal("the validation data in ");
+  Change("val-00000.bin", 4);
+  EXPECT_EQ(MessageOfRun(folder_ / "run", true), "");
+}
+
+TEST_F(RunDataTest, WhatWasKnownStaysKnownWithoutEvaluation) {
+  config_.training.eval_interval = 0;
+  Run(folder_ / "run", true, 4);
+  config_.training.eval_interval = 10;
+  Change("val-00000.bin", 4);
+  ExpectRefusal("the validation data in ");
+}
+
+TEST_F(RunDataTest, AnotherTokenizerIsRefused) {
+  std::string other = ReadFile(Corpus() / "tokenizer.json");
+  const size_t a = other.find("\"a\": 97");
+  const size_t b = other.find("\"b\": 98");
+  ASSERT_NE(std::min(a, b), std::string::npos);
+  other.replace(a, 7, "\"a\": 98");
+  other.replace(b, 7, "\"b\": 97");
+  std::ofstream(Corpus() / "tokenizer.json") << other;
+  ExpectRefusal("the tokenizer of the data differs from the run's own");
+  // Also before the first checkpoint, and where only the checkpoint knows.
+  fs::rename(folder_ / "run/checkpoints", folder_ / "checkpoints");
+  fs::create_directory(folder_ / "run/checkpoints");
+  ExpectRefusal("the tokenizer of the data differs from the run's own");
+  fs::remove(folder_ / "run/checkpoints");
+  fs::rename(folder_ / "checkpoints", folder_ / "run/checkpoints");
+  fs::remove(folder_ / "run/tokenizer.json");
+  EXPECT_THAT(MessageOfRun(folder_ / "run", true), HasSubstr("the tokens of the tokenizer differ"));
+}
+
+TEST_F(RunDataTest, ATokenizerThatIsGoneIsNotNeeded) {
+  fs::remove(Corpus() / "tokenizer.json");
+  config_.data.tokenizer = (folder_ / "gone.json").string();
+  EXPECT_EQ(MessageOfRun(folder_ / "run", true), "");
+}
+
+TEST_F(RunDataTest, CheckpointsThatDoNotSayAreTakenWithANotice) {
+  const fs::path path = *LatestCheckpoint(folder_ / "run/checkpoints") / "state.json";
+  auto state = nlohmann::json::parse(ReadFile(path));
+  state.erase("data");
+  state.erase("checksum");
+  const std::string text = state.dump();
+  state["checksum"] =
+      fmt::format("{:016x}", ChecksumOf(std::as_bytes(std::span(text.data(), text.size()))));
+  std::ofstream(path) << state.dump();
+  Run(folder_ / "run", true);
+  ASSERT_EQ(warnings_.size(), 1u);
+  EXPECT_THAT(warnings_[0], HasSubstr("does not say what it was trained on"));
+  EXPECT_THAT(ReadFile(*LatestCheckpoint(folder_ / "run/checkpoints") / "state.json"),
+              HasSubstr("\"vocabulary\""));
+}
+
+TEST_F(RunDataTest, TokenizersThatDoNotFitAreRefusedWithTheNumbers) {
+  TokenizerSpec spec = Tokenizer::Bytes().spec();
+  spec.tokens.resize(256);
+  spec.added.clear();
+  std::ofstream(folder_ / "small.json") << ToTokenizerJson(Tokenizer(spec));
+  config_.data.tokenizer = (folder_ / "small.json").string();
+  EXPECT_THAT(MessageOfRun(folder_ / "new"),
+              HasSubstr("the tokenizer has 256 tokens, fewer than the 257 that "));
+  // Data that do not say: their ids count.
+  for (const char* name : {"train", "val"}) {
+    const std::string bytes = ReadFile(Corpus() / (std::string(name) + "-00000.bin"));
+    fs::remove(Corpus() / (std::string(name) + "-00000.bin"));
+    std::ofstream(Corpus() / (std::string(name) + ".bin"), std::ios::binary) << bytes.substr(64);
+  }
+  EXPECT_THAT(MessageOfRun(folder_ / "new"), HasSubstr("the tokenizer has 256 tokens, and "));
+  EXPECT_THAT(MessageOfRun(folder_ / "new"), HasSubstr("has the id 256"));
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
+}
+
+TEST_F(RunDataTest, WhatIsTrainedOnCannotBeValidatedOn) {
+  config_.data.folder = (Corpus() / "train-00000.bin").string();
+  EXPECT_THAT(MessageOfRun(folder_ / "new"), HasSubstr("is a file"));
+  config_.data.folder = Corpus().string();
+  fs::copy_file(Corpus() / "train-00000.bin", Corpus() / "val-00000.bin",
+                fs::copy_options::overwrite_existing);
+  EXPECT_THAT(MessageOfRun(folder_ / "new"), HasSubstr("train and val hold the same tokens"));
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
+}
+
+TEST_F(RunDataTest, ShardsTruncatedMeanwhileEndInAMessage) {
+  std::string message;
+  try {
+    Train(config_, folder_ / "new", {},
+          {.begin = {},
+           .step = [&](const StepMetrics&) { fs::resize_file(Corpus() / "train-00000.bin", 100); },
+           .warning = {},
+           .saved = {},
+           .stop = {}});
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_THAT(message, HasSubstr("step 2: "));
+  EXPECT_THAT(message, HasSubstr("train-00000.bin was truncated while it was in use"));
 }
 
 TEST_F(TrainerTest, BadDataIsRefusedBeforeTheFolderIsMade) {
