@@ -47,7 +47,7 @@ void ExpectErrorOrTokenizer(const std::function<Tokenizer()>& parse) {
 
 void ExpectSame(const Tokenizer& a, const Tokenizer& b) {
   EXPECT_EQ(a.spec().tokens, b.spec().tokens);
-  EXPECT_EQ(a.spec().pattern, b.spec().pattern);
+  EXPECT_EQ(a.spec().patterns, b.spec().patterns);
   EXPECT_EQ(a.spec().ignore_merges, b.spec().ignore_merges);
   EXPECT_EQ(a.end_of_text(), b.end_of_text());
   ASSERT_EQ(a.spec().merges.size(), b.spec().merges.size());
