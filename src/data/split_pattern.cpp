@@ -21,6 +21,7 @@ constexpr int64_t kMaxRepeat = 65535;  // of PCRE2
 constexpr int64_t kUnbounded = INT64_MAX;
 constexpr char32_t kMaxCodePoint = 0x10ffff;
 constexpr const char* kAnything = "(?s:.)";
+constexpr const char* kNoNewline = "[^\\x{a}]";
 
 // Characters of Unicode's property White_Space. PCRE2's \s has U+180E too.
 #define SPACE                                                                                 \
@@ -207,7 +208,9 @@ class Translator {
   std::string Translate() {
     std::string text = Joined(Alternatives());
     if (!AtEnd()) Refuse(at_, "an unmatched )");
-    return text;
+    // With atomic groups PCRE2 10.42 goes wrong twice: it takes x+(?>y?)x for x++(?>y?)x, which
+    // matches nothing, and its just-in-time code can go back into such a group.
+    return is_atomic_ ? "(*NO_AUTO_POSSESS)(*NO_JIT)" + text : text;
   }
 
  private:
@@ -401,7 +404,14 @@ class Translator {
       if (part.min == 0 && repeat.upper > 1) {
         Refuse(position, "repeating what can match nothing");
       }
+      const bool is_dot = part.text == kAnything || part.text == kNoNewline;
+      if (is_dot && repeat.upper == kUnbounded && has_assertion_) {
+        // Oniguruma takes the dots for all that decides where a match may start.
+        Refuse(position, "an unbounded repetition of . after a test of the place");
+      }
       if (count > 0) part.text = "(?:" + part.text + ")";
+      const bool is_possessive = repeat.text.size() > 1 && repeat.text.ends_with('+');
+      if (is_possessive && part.text[0] == '(' && part.text != kAnything) is_atomic_ = true;
       part = {part.text + repeat.text, Product(part.min, repeat.lower),
               Product(part.max, repeat.upper)};
       was_interval = repeat.is_interval;
@@ -409,7 +419,7 @@ class Translator {
   }
 
   Part Assertion(std::string text) {
-    assertion_ = true;
+    assertion_ = has_assertion_ = true;
     previous_ = 0;
     return {std::move(text), 0, 0};
   }
@@ -437,7 +447,7 @@ class Translator {
         return AtomOfEscape();
       case '.':
         ++at_;
-        return Character(options_.dot_takes_newline ? kAnything : "[^\\x{a}]");
+        return Character(options_.dot_takes_newline ? kAnything : kNoNewline);
       case '^':  // at the start of any line, but not after the newline that ends the text
         ++at_;
         return Assertion("(?m:^)");
@@ -486,6 +496,7 @@ class Translator {
     } else if (Take(U"(?:")) {
     } else if (Take(U"(?>")) {
       opening = "(?>";
+      is_atomic_ = true;
     } else if (Take(U"(?=")) {
       opening = "(?=";
       kind = kLookAhead;
@@ -545,12 +556,12 @@ class Translator {
       case 'B':
         return Assertion(word("(?:(?<=[{0}])(?=[{0}])|(?<![{0}])(?![{0}]))"));
       case 'N':
-        return Character("[^\\x{a}]");
+        return Character(kNoNewline);
       case 'O':
         return Character(kAnything);
       case 'R':
         previous_ = 0;
-        return {"(?>\\x{d}\\x{a}|[\\x{a}-\\x{d}\\x{85}\\x{2028}\\x{2029}])", 1, 2};
+        return {"(?:\\x{d}(?:\\x{a}|(?!\\x{a}))|[\\x{a}-\\x{c}\\x{85}\\x{2028}\\x{2029}])", 1, 2};
       default:
         at_ = begin;
         return One(TakeEscapedCharacter(), begin);
@@ -737,16 +748,24 @@ class Translator {
     Class set;
     set.negated = Take(U"^");
     set.operands.emplace_back();
+    bool had_negated = false;  // class within
     for (;;) {
       if (AtEnd()) Refuse(begin, "a class without its ]");
       Operand& operand = set.operands.back();
       if (Starts(U"]") || Starts(U"&&")) {
         if (operand.empty()) Refuse(at_, "an empty class, or a ] or && as its first character,");
-        if (Take(U"]")) break;
+        if (Take(U"]")) {
+          if (set.operands.size() == 1 && had_negated) {
+            Refuse(begin, "a negated class in a class, but as one side of &&,");
+          }
+          break;
+        }
         if (Starts(U"&&&") || Starts(U"&&^")) Refuse(at_, "this && of a class");
+        if (options_.ignore_case) Refuse(at_, "ignoring the case of an intersection");
         at_ += 2;
         set.operands.emplace_back();
       } else {
+        had_negated = had_negated || Starts(U"[^");
         TakeMember(operand);
       }
     }
@@ -757,7 +776,17 @@ class Translator {
   void TakeMember(Operand& operand) {
     const size_t begin = at_;
     if (Starts(U"[:")) return TakePosixBracket(operand);
-    if (Take(U"[")) return Add(operand, TakeClass());
+    if (Take(U"[")) {
+      Class inner = TakeClass();
+      if (options_.ignore_case) Refuse(begin, "ignoring the case of a class in a class");
+      // Oniguruma goes wrong where sets within sets come out empty.
+      if (inner.operands.size() > 1) Refuse(begin, "an intersection in a class of a class");
+      const bool is_alone = operand.empty() && (Starts(U"]") || Starts(U"&&"));
+      if (inner.negated && (!is_alone || !inner.operands[0].assertions.empty())) {
+        Refuse(begin, "a negated class in a class, but as one side of &&,");
+      }
+      return Add(operand, std::move(inner));
+    }
     if (Peek() == '-' && !operand.empty() && Peek(1) != ']') Refuse(begin, "this - in a class");
     Characters characters;
     bool negated = false;
@@ -807,8 +836,10 @@ class Translator {
   size_t at_ = 0;
   int depth_ = 0;
   Options options_;
-  bool assertion_ = false;  // the last atom matches no characters
-  char32_t previous_ = 0;   // the literal before this one, in lower case, where case is ignored
+  bool assertion_ = false;      // the last atom matches no characters
+  bool has_assertion_ = false;  // some atom so far does
+  bool is_atomic_ = false;      // there is an atomic or possessive group
+  char32_t previous_ = 0;       // the literal before this one, in lower case, where case is ignored
 };
 
 }  // namespace
