@@ -121,6 +121,7 @@ TEST(TokenizerFiles, UnsupportedKindsAreNamed) {
       {"/added_tokens", 3, "added_tokens"},
       {"/added_tokens/0/lstrip", true, "lstrip"},
       {"/added_tokens/0/id", "x", "added token 0"},
+      {"/added_tokens/0/id", 99999, "99999 in added_tokens"},
   };
   const json good = json::parse(Contents("bpe.json"));
   for (const auto& entry : kCases) {
