@@ -135,7 +135,7 @@ void PairCounts::Merge(PairKey pair, int32_t result) {
 
 }  // namespace
 
-WordCounter::WordCounter() : splitter_(kGpt2Pattern) {}
+WordCounter::WordCounter() : splitter_({kGpt2Pattern}) {}
 
 void WordCounter::Add(std::span<const std::string_view> texts) {
   const auto count = [&](Counts& counts, std::string_view word) {
@@ -192,7 +192,7 @@ Tokenizer TrainBpe(std::span<const WordCount> words, int64_t vocab_size,
   }
   TokenizerSpec spec = Tokenizer::Bytes().spec();
   spec.tokens.resize(kByteTokens);
-  spec.pattern = kGpt2Pattern;
+  spec.patterns = {kGpt2Pattern};
   // Different pairs can spell the same token, which then exists once.
   std::unordered_map<std::string, int32_t> ids;
   PairCounts pairs(words);

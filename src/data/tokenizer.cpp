@@ -23,10 +23,12 @@ constexpr std::array<std::string_view, 4> kEndOfTextNames = {"<|endoftext|>", "<
 }  // namespace
 
 struct Tokenizer::Tables {
-  explicit Tables(TokenizerSpec definition) : spec(std::move(definition)), splitter(spec.pattern) {}
+  explicit Tables(TokenizerSpec definition)
+      : spec(std::move(definition)), splitter(spec.patterns) {}
 
   TokenizerSpec spec;
   WordSplitter splitter;
+  std::vector<bool> is_special;  // by id
   std::array<int32_t, 256> token_of_byte{};
   PairTable merges;
   std::unordered_map<std::string_view, int32_t> whole_words;  // filled for ignore_merges only
@@ -64,12 +66,17 @@ void Tokenizer::Tables::AddTokens() {
   if (std::cmp_greater(spec.tokens.size(), kMaxVocabSize)) {
     Fail("a vocabulary of {} tokens is above the limit of {}", spec.tokens.size(), kMaxVocabSize);
   }
+  is_special.resize(spec.tokens.size());
+  for (const AddedToken& token : spec.added) {
+    if (token.special) is_special[static_cast<size_t>(token.id)] = true;
+  }
 }
 
 void Tokenizer::Tables::IndexBytes() {
   token_of_byte.fill(-1);
   for (size_t id = 0; id < spec.tokens.size(); ++id) {
     const std::string& token = spec.tokens[id];
+    if (is_special[id]) continue;
     if (spec.ignore_merges && !token.empty()) whole_words.emplace(token, static_cast<int32_t>(id));
     if (token.size() != 1) continue;
     int32_t& entry = token_of_byte[static_cast<unsigned char>(token[0])];
@@ -93,6 +100,8 @@ void Tokenizer::Tables::IndexMerges() {
     if (spec.tokens[left] + spec.tokens[right] != spec.tokens[result]) {
       Fail("merge {} gives a token that is not its parts together", rank);
     }
+    // Text that spells a special token is ordinary text: it goes no further than the parts.
+    if (is_special[static_cast<size_t>(result)]) continue;
     if (!merges.Insert(left, right, {static_cast<int32_t>(rank), result})) {
       Fail("merge {} is there twice", rank);
     }
@@ -110,7 +119,8 @@ void Tokenizer::Tables::FindEndOfText() {
 const AddedToken* Tokenizer::Tables::AddedTokenAt(std::string_view text,
                                                   SpecialTokens special) const {
   for (const AddedToken* token : added[static_cast<unsigned char>(text[0])]) {
-    if (token->special && special == SpecialTokens::kAsText) continue;
+    const bool is_special_token = is_special[static_cast<size_t>(token->id)];
+    if (is_special_token && special == SpecialTokens::kAsText) continue;
     if (text.starts_with(token->text)) return token;
   }
   return nullptr;
@@ -175,7 +185,7 @@ void TokenEncoder::Append(std::string_view text, std::vector<int32_t>& ids, Spec
   const bool plain = std::ranges::all_of(tables.spec.added, [&](const AddedToken& token) {
     return token.special && special == SpecialTokens::kAsText;
   });
-  if (plain) return AppendText(text, ids);
+  if (plain) return AppendText(text, 0, ids);
   size_t begin = 0;
   for (size_t i = 0; i < text.size();) {
     const AddedToken* token = tables.AddedTokenAt(text.substr(i), special);
@@ -183,15 +193,15 @@ void TokenEncoder::Append(std::string_view text, std::vector<int32_t>& ids, Spec
       ++i;
       continue;
     }
-    AppendText(text.substr(begin, i - begin), ids);
+    AppendText(text.substr(begin, i - begin), begin, ids);
     ids.push_back(token->id);
     i += token->text.size();
     begin = i;
   }
-  AppendText(text.substr(begin), ids);
+  AppendText(text.substr(begin), begin, ids);
 }
 
-void TokenEncoder::AppendText(std::string_view text, std::vector<int32_t>& ids) {
+void TokenEncoder::AppendText(std::string_view text, size_t offset, std::vector<int32_t>& ids) {
   const Tokenizer::Tables& tables = *tokenizer_.tables_;
   if (tables.spec.merges.empty() && !tables.spec.ignore_merges) {
     for (const char byte : text) {
@@ -199,7 +209,7 @@ void TokenEncoder::AppendText(std::string_view text, std::vector<int32_t>& ids) 
     }
     return;
   }
-  words_.Start(text);
+  words_.Start(text, offset);
   std::string_view word;
   while (words_.Next(word)) {
     for (; word.size() > kMaxWordBytes; word.remove_prefix(kMaxWordBytes)) {

@@ -37,12 +37,13 @@ struct TokenizerSpec {
   std::vector<std::string> tokens;  // bytes of each id; empty where there is no such token
   std::vector<Merge> merges;        // the earlier the stronger
   std::vector<AddedToken> added;
-  std::string pattern;         // of WordSplitter
-  bool ignore_merges = false;  // a word that is a token is taken whole, whatever the merges
+  std::vector<std::string> patterns;  // of WordSplitter
+  bool ignore_merges = false;         // a word that is a token is taken whole, whatever the merges
 };
 
 // What the spelling of a special token in the text becomes. Other added tokens are always
-// recognised.
+// recognised. Either way an added token comes from its spelling as a whole, found before the text
+// is split: neither merges nor whole words make one that is special.
 enum class SpecialTokens : uint8_t {
   kAsText,    // ordinary tokens: text cannot forge a special token
   kAsTokens,  // the special token, as Hugging Face's tokenizers do
@@ -54,7 +55,7 @@ class Tokenizer {
   // Ids above this are refused, so that a damaged file cannot ask for absurd memory.
   static constexpr int64_t kMaxVocabSize = int64_t{1} << 22;
 
-  // Throws Error when the parts contradict each other, or a byte has no token.
+  // Throws Error when the parts contradict each other, or a byte has no token but special ones.
   explicit Tokenizer(TokenizerSpec spec);
 
   // One token a byte, its value; <|endoftext|> is 256.
@@ -91,7 +92,8 @@ class TokenEncoder {
  public:
   explicit TokenEncoder(Tokenizer tokenizer);
 
-  // Appends the tokens of `text` to `ids`. Time is O(n log n) even for a single long word.
+  // Appends the tokens of `text` to `ids`. Time is O(n log n) even for a single long word. Throws
+  // Error, as WordIterator does, when the splitting pattern needs too many resources.
   void Append(std::string_view text, std::vector<int32_t>& ids,
               SpecialTokens special = SpecialTokens::kAsText);
 
@@ -110,7 +112,7 @@ class TokenEncoder {
     uint32_t next;
   };
 
-  void AppendText(std::string_view text, std::vector<int32_t>& ids);
+  void AppendText(std::string_view text, size_t offset, std::vector<int32_t>& ids);
   void AppendWord(std::string_view word, std::vector<int32_t>& ids);
   void MergeWord(std::string_view word, std::vector<int32_t>& ids);
   void PushPair(uint32_t left, uint32_t right);

@@ -61,7 +61,11 @@ void Builder::AddVocabulary(const json& vocabulary, const std::vector<AddedToken
       Fail("{}: token {} has no id in [0, {})", name, Quoted(spelling), Tokenizer::kMaxVocabSize);
     }
     const auto found = added_ids.find(spelling);
-    const bool is_added = found != added_ids.end() && found->second == id;
+    const bool is_added = found != added_ids.end();
+    if (is_added && found->second != id) {
+      Fail("{}: token {} has the id {} in the vocabulary, but {} in added_tokens", name,
+           Quoted(spelling), id, found->second);
+    }
     const std::optional<std::string> bytes =
         is_added ? std::optional(spelling) : FromByteLevel(spelling);
     if (!bytes || bytes->empty()) Fail("{}: token {} is not byte-level", name, Quoted(spelling));
@@ -138,13 +142,12 @@ void CheckModel(const json& model, const std::string& name) {
 
 // Splitting and byte level, in that order of work.
 struct PreTokenizer {
-  std::string pattern;
+  std::vector<std::string> patterns;
   bool byte_level = false;
 };
 
 void ReadPreTokenizer(const json& entry, const std::string& name, PreTokenizer& result) {
   const std::string type = TextOf(Member(entry, "type"));
-  const bool splits_already = !result.pattern.empty();
   if (type == "Sequence") {
     const json& parts = Member(entry, "pretokenizers");
     if (!parts.is_array()) Fail("{}: pre_tokenizer.pretokenizers is not a list", name);
@@ -152,10 +155,10 @@ void ReadPreTokenizer(const json& entry, const std::string& name, PreTokenizer& 
       if (TextOf(Member(part, "type")) == "Sequence") Fail("{}: nested pre-tokenizers", name);
       ReadPreTokenizer(part, name, result);
     }
-  } else if (type == "Split" && !splits_already && !result.byte_level) {
+  } else if (type == "Split" && !result.byte_level) {
     const std::string behavior = TextOf(Member(entry, "behavior"));
-    result.pattern = TextOf(Member(Member(entry, "pattern"), "Regex"));
-    if (result.pattern.empty() || behavior != "Isolated" || IsOn(entry, "invert", false)) {
+    result.patterns.push_back(TextOf(Member(Member(entry, "pattern"), "Regex")));
+    if (result.patterns.back().empty() || behavior != "Isolated" || IsOn(entry, "invert", false)) {
       Fail("{}: only a Split by a regular expression, isolated and not inverted, is supported",
            name);
     }
@@ -164,12 +167,9 @@ void ReadPreTokenizer(const json& entry, const std::string& name, PreTokenizer& 
     if (IsOn(entry, "add_prefix_space", true)) {
       Fail("{}: add_prefix_space would change the text; it is not supported", name);
     }
-    if (IsOn(entry, "use_regex", true)) {
-      if (splits_already) Fail("{}: two splitting patterns one after the other", name);
-      result.pattern = kGpt2Pattern;
-    }
+    if (IsOn(entry, "use_regex", true)) result.patterns.push_back(kGpt2Pattern);
   } else {
-    Fail("{}: unsupported pre-tokenizer {}; only ByteLevel, or one Split before it, is supported",
+    Fail("{}: unsupported pre-tokenizer {}; only ByteLevel, and Split before it, are supported",
          name, Quoted(type));
   }
 }
@@ -183,18 +183,22 @@ Tokenizer Finish(Builder builder) {
   }
 }
 
-std::string PreTokenizerJson(const std::string& pattern) {
-  const auto byte_level = [](bool use_regex) {
-    return fmt::format(R"({{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, )"
-                       R"("use_regex": {}}})",
-                       use_regex);
-  };
-  if (pattern.empty()) return byte_level(false);
-  if (pattern == kGpt2Pattern) return byte_level(true);
-  return fmt::format(
-      R"({{"type": "Sequence", "pretokenizers": [{{"type": "Split", "pattern": {{"Regex": {}}}, )"
-      R"("behavior": "Isolated", "invert": false}}, {}]}})",
-      Quoted(pattern), byte_level(false));
+std::string PreTokenizerJson(std::vector<std::string> patterns) {
+  // ByteLevel can split by GPT-2's pattern itself.
+  const bool use_regex = !patterns.empty() && patterns.back() == kGpt2Pattern;
+  if (use_regex) patterns.pop_back();
+  const std::string byte_level =
+      fmt::format(R"({{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, )"
+                  R"("use_regex": {}}})",
+                  use_regex);
+  if (patterns.empty()) return byte_level;
+  std::string text = R"({"type": "Sequence", "pretokenizers": [)";
+  for (const std::string& pattern : patterns) {
+    text += fmt::format(R"({{"type": "Split", "pattern": {{"Regex": {}}}, "behavior": "Isolated", )"
+                        R"("invert": false}}, )",
+                        Quoted(pattern));
+  }
+  return text + byte_level + "]}";
 }
 
 }  // namespace
@@ -227,7 +231,7 @@ Tokenizer ParseTokenizerJson(std::string_view text, const std::string& name) {
       AddSpelledMerge(builder, TextOf(merge));
     }
   }
-  builder.spec.pattern = pre_tokenizer.pattern;
+  builder.spec.patterns = pre_tokenizer.patterns;
   builder.spec.ignore_merges = IsOn(model, "ignore_merges", false);
   return Finish(std::move(builder));
 }
@@ -246,7 +250,7 @@ Tokenizer ParseGpt2Files(std::string_view vocab_json, std::string_view merges,
   }
   Builder builder{name, {}, {}};
   builder.AddVocabulary(vocabulary, added);
-  builder.spec.pattern = kGpt2Pattern;
+  builder.spec.patterns = {kGpt2Pattern};
   for (size_t begin = 0; begin < merges.size();) {
     const size_t end = std::min(merges.find('\n', begin), merges.size());
     std::string line(merges.substr(begin, end - begin));
@@ -297,7 +301,7 @@ std::string ToTokenizerJson(const Tokenizer& tokenizer) {
     separator = ",\n";
   }
   text += "\n  ],\n  \"normalizer\": null,\n";
-  text += fmt::format("  \"pre_tokenizer\": {},\n", PreTokenizerJson(spec.pattern));
+  text += fmt::format("  \"pre_tokenizer\": {},\n", PreTokenizerJson(spec.patterns));
   text += "  \"post_processor\": null,\n";
   text +=
       "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "

@@ -15,7 +15,8 @@ namespace terrace {
 //
 // Of tokenizer.json the byte-level BPE family is understood: model "BPE" without dropout, word
 // affixes or byte fallback; no normalizer; pre-tokenizer "ByteLevel" (GPT-2's pattern, or none),
-// or a sequence of one "Split" by a regular expression, isolated, and that; decoder "ByteLevel".
+// or a sequence of any number of "Split" by a regular expression (split_pattern.h), isolated, and
+// that; decoder "ByteLevel".
 // Post-processors are ignored: no tokens are added around a text.
 Tokenizer LoadTokenizer(const std::string& name);
 

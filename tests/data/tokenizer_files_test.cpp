@@ -45,7 +45,7 @@ void ExpectErrorOrTokenizer(const std::function<Tokenizer()>& parse) {
 
 void ExpectSame(const Tokenizer& a, const Tokenizer& b) {
   EXPECT_EQ(a.spec().tokens, b.spec().tokens);
-  EXPECT_EQ(a.spec().pattern, b.spec().pattern);
+  EXPECT_EQ(a.spec().patterns, b.spec().patterns);
   EXPECT_EQ(a.spec().ignore_merges, b.spec().ignore_merges);
   EXPECT_EQ(a.end_of_text(), b.end_of_text());
   ASSERT_EQ(a.spec().merges.size(), b.spec().merges.size());
@@ -119,6 +119,7 @@ TEST(TokenizerFiles, UnsupportedKindsAreNamed) {
       {"/added_tokens", 3, "added_tokens"},
       {"/added_tokens/0/lstrip", true, "lstrip"},
       {"/added_tokens/0/id", "x", "added token 0"},
+      {"/added_tokens/0/id", 99999, "99999 in added_tokens"},
   };
   const json good = json::parse(Contents("bpe.json"));
   for (const auto& entry : kCases) {

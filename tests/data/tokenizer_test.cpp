@@ -35,7 +35,7 @@ std::string RandomBytes(size_t size, uint32_t seed) {
 }
 
 std::vector<std::string> WordsOf(const std::string& pattern, std::string_view text) {
-  const WordSplitter splitter(pattern);
+  const WordSplitter splitter(pattern.empty() ? std::vector<std::string>() : std::vector{pattern});
   WordIterator iterator(splitter);
   iterator.Start(text);
   std::vector<std::string> words;
@@ -115,9 +115,47 @@ TEST(WordSplitter, KeepsWhatThePatternDoesNotMatch) {
   EXPECT_EQ(WordsOf("x*", "axx"), (Words{"a", "xx"}));
 }
 
+TEST(WordSplitter, EndsWordsWhereAPatternMatchesNothing) {
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(WordsOf("(?=b)", "ab"), (Words{"a", "b"}));
+  EXPECT_EQ(WordsOf("x*|a+", "aaxx"), (Words{"a", "a", "xx"}));
+}
+
+TEST(WordSplitter, LetsEachPatternSplitTheWordsOfTheOneBefore) {
+  const WordSplitter splitter({"\\p{N}", "^.|b+"});
+  WordIterator iterator(splitter);
+  iterator.Start(
+      "aabb1\xff"
+      "cbb");
+  std::vector<std::string> words;
+  for (std::string_view word; iterator.Next(word);) words.emplace_back(word);
+  EXPECT_EQ(words, (std::vector<std::string>{"a", "a", "bb", "1", "\xff", "c", "bb"}));
+}
+
+// A match of megabytes needs scratch of many times that, which no default limit grants.
+TEST(WordSplitter, TakesLongMatchesOfRepeatedGroups) {
+  for (const auto& [pattern, unit] :
+       {std::pair{"(?:\\p{L}\\p{M}*)+|[^\\p{L}]+", "a"}, std::pair{"(?:\\r?\\n)+|[^\\r\\n]+", "\n"},
+        std::pair{"[\\p{L}&&[^\\p{Han}]]+|\\p{Han}+", "a"}}) {
+    const std::string text(2'000'000, unit[0]);
+    EXPECT_EQ(WordsOf(pattern, text), std::vector{text}) << pattern;
+  }
+}
+
+TEST(WordSplitter, EndsAPatternOfExponentialTime) {
+  const std::string text = "well " + std::string(60, 'a') + "b";
+  try {
+    WordsOf("(?:a|a)+c|well", text);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("at byte 4"), std::string::npos) << error.what();
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+  }
+}
+
 TEST(WordSplitter, RefusesAnInvalidPattern) {
-  EXPECT_THROW(WordSplitter("(a"), Error);
-  EXPECT_THROW(WordSplitter("[z-a]"), Error);
+  EXPECT_THROW(WordSplitter({"(a"}), Error);
+  EXPECT_THROW(WordSplitter({"[z-a]"}), Error);
 }
 
 TEST(Tokenizer, BytesAreTheirValues) {
@@ -155,6 +193,42 @@ TEST(Tokenizer, TextCannotForgeSpecialTokensUnlessAsked) {
             (std::vector<int32_t>{'a', bpe.end_of_text(), 'b'}));
 }
 
+// Every way from text to an id: a word looked up whole, merges, bytes.
+TEST(Tokenizer, NeitherWordsNorMergesNorBytesMakeSpecialTokens) {
+  for (const bool ignore_merges : {false, true}) {
+    for (const bool listed_twice : {false, true}) {
+      TokenizerSpec spec = Tokenizer::Bytes().spec();
+      spec.ignore_merges = ignore_merges;
+      spec.tokens.insert(spec.tokens.end(), {"<s", "<s>", "xy"});
+      spec.merges = {{'<', 's', 257}, {257, '>', 258}, {'x', 'y', 259}};
+      spec.added.push_back({"<s>", 258, true});
+      spec.added.push_back({"\n", 260, true});
+      if (listed_twice) spec.added.push_back({"<s>", 258, false});
+      const Tokenizer tokenizer(spec);
+      EXPECT_EQ(tokenizer.Encode("<s>"), (std::vector<int32_t>{257, '>'}));
+      EXPECT_EQ(tokenizer.Encode("xy"), std::vector<int32_t>{259});
+      EXPECT_EQ(tokenizer.Encode("\n"), std::vector<int32_t>{'\n'});
+      const std::vector<int32_t> end = tokenizer.Encode("<|endoftext|>");
+      EXPECT_EQ(std::ranges::count(end, 256), 0);
+      EXPECT_EQ(tokenizer.Encode("<s>\n<|endoftext|>", SpecialTokens::kAsTokens),
+                (std::vector<int32_t>{258, 260, 256}));
+    }
+  }
+}
+
+TEST(Tokenizer, NamesThePlaceWhereThePatternFails) {
+  TokenizerSpec spec = Tokenizer::Bytes().spec();
+  spec.tokens.push_back("ab");
+  spec.merges = {{'a', 'b', 257}};
+  spec.patterns = {"(?:a|a)+c"};
+  try {
+    Tokenizer(spec).Encode("<|endoftext|>" + std::string(60, 'a'), SpecialTokens::kAsTokens);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("at byte 13"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Tokenizer, GivesBackAnyBytes) {
   std::string all;
   for (int byte = 0; byte < 256; ++byte) all.push_back(static_cast<char>(byte));
@@ -171,7 +245,7 @@ TEST(Tokenizer, GivesBackAnyBytes) {
 
 TEST(Tokenizer, MergesAsDefinedAndIndependentlyOfTheCache) {
   TokenizerSpec spec = LoadTokenizer((kFolder / "bpe.json").string()).spec();
-  spec.pattern.clear();
+  spec.patterns.clear();
   const Tokenizer tokenizer(spec);
   TokenEncoder encoder(tokenizer);
   std::mt19937 random(1);
@@ -235,6 +309,9 @@ TEST(Tokenizer, RefusesContradictions) {
     }
   };
   refuses("no token for the byte 0x41", [](TokenizerSpec& spec) { spec.tokens['A'].clear(); });
+  refuses("no token for the byte 0x41", [](TokenizerSpec& spec) {
+    spec.added.push_back({"A", 'A', true});
+  });
   refuses("does not exist", [](TokenizerSpec& spec) { spec.merges = {{1, 2, 300}}; });
   refuses("does not exist", [](TokenizerSpec& spec) { spec.merges = {{-1, 2, 3}}; });
   refuses("not its parts", [](TokenizerSpec& spec) { spec.merges = {{1, 2, 3}}; });
@@ -246,7 +323,7 @@ TEST(Tokenizer, RefusesContradictions) {
   refuses("outside of", [](TokenizerSpec& spec) { spec.added.push_back({"x", -1, false}); });
   refuses("outside of", [](TokenizerSpec& spec) { spec.added.push_back({"x", 1 << 30, false}); });
   refuses("is empty", [](TokenizerSpec& spec) { spec.added.push_back({"", 300, false}); });
-  refuses("pattern", [](TokenizerSpec& spec) { spec.pattern = "("; });
+  refuses("pattern", [](TokenizerSpec& spec) { spec.patterns = {"("}; });
 }
 
 TEST(Tokenizer, TakesTheFirstKnownEndOfText) {
