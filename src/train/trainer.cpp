@@ -207,7 +207,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   CheckFolder(run, config, resume);
   std::optional<FolderLock> lock;
   if (resume) lock.emplace(run.path);
-  const auto warn = [&](const std::string& text) {
+  const auto warn = [&](std::string_view text) {
     if (callbacks.warning) callbacks.warning(text);
   };
   const std::optional<fs::path> latest =
@@ -253,9 +253,6 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
                   "`terrace plan` tells what would fit; --overcommit starts all the same");
   }
 
-  const auto warn = [&](std::string_view text) {
-    if (callbacks.warning) callbacks.warning(text);
-  };
   Machine machine(config, Arena(needed_bytes));
   RunState state;
   if (latest) {
