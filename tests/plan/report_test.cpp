@@ -96,9 +96,10 @@ TEST(AdviceTest, LeavesOutWhatContainsAnEarlierSuggestion) {
                 suggestion.settings[0].starts_with("optimizer.populations"));
   }
   EXPECT_EQ(advice.fitting[0].relative_compute, 1);
-  // Routers are balanced over each micro-batch, if at all.
+  // Routers are balanced over each micro-batch, if at all, and so is their noise drawn.
   EXPECT_TRUE(advice.fitting[0].changes_numbers);
-  const Subject unbalanced = Preset110m({"model.router.aux_coefficient=0"});
+  const Subject unbalanced =
+      Preset110m({"model.router.aux_coefficient=0", "model.router.noise_scale=0"});
   EXPECT_FALSE(Advise(unbalanced.config, INT64_MAX, [](const RunConfig&) { return 1; })
                    .fitting[0]
                    .changes_numbers);
@@ -152,10 +153,10 @@ TEST(AdviceTest, SameResultsAreTheSame) {
       for (size_t i = 0; i < whole.size(); ++i) {
         difference = std::max(difference, std::abs(whole[i] - other[i]));
       }
-      if (suggestion.changes_numbers) {
-        EXPECT_GT(difference, 1e-4);
-      } else {
+      if (!suggestion.changes_numbers) {
         EXPECT_LT(difference, 1e-5);
+      } else if (c.noise > 0) {  // balance does little in so few steps
+        EXPECT_GT(difference, 1e-4);
       }
     }
     EXPECT_TRUE(split);
@@ -172,14 +173,16 @@ TEST(AdviceTest, KnowsWhatDependsOnTheMicroBatch) {
     ADD_FAILURE() << "no suggestion of " << setting;
     return false;
   };
-  const std::string balance = "model.router.aux_coefficient=0",
-                    halves = "training.micro_batch=", release = "training.sink=release",
-                    bf16 = "training.gradient_dtype=bf16";
-  EXPECT_FALSE(changes({balance}, halves));
-  EXPECT_TRUE(changes({balance, "model.router.noise_scale=0.1"}, halves));
-  EXPECT_TRUE(changes({balance, bf16}, halves));
-  EXPECT_FALSE(changes({}, release));
-  EXPECT_TRUE(changes({bf16}, release));
+  const std::string unbalanced = "model.router.aux_coefficient=0";
+  const std::string quiet = "model.router.noise_scale=0";
+  const std::string unclipped = "optimizer.clipping=none";
+  const std::string bf16 = "training.gradient_dtype=bf16";
+  const std::string halves = "training.micro_batch=", release = "training.sink=release";
+  EXPECT_FALSE(changes({unbalanced, quiet}, halves));
+  EXPECT_TRUE(changes({unbalanced, "model.router.noise_scale=0.1"}, halves));
+  EXPECT_TRUE(changes({unbalanced, quiet, bf16}, halves));
+  EXPECT_FALSE(changes({unclipped}, release));
+  EXPECT_TRUE(changes({unclipped, bf16}, release));
 }
 
 TEST(AdviceTest, SaysWhenNothingFits) {
