@@ -114,7 +114,11 @@ TEST(AdviceTest, SameResultsAreTheSame) {
     std::vector<double> all;
     const TrainResult result =
         Train(config, folder / fmt::format("run-{}", number++), {},
-              {.step = [&](const StepMetrics& metrics) { all.push_back(metrics.loss); }});
+              {.begin = {},
+               .step = [&](const StepMetrics& metrics) { all.push_back(metrics.loss); },
+               .warning = {},
+               .saved = {},
+               .stop = {}});
     all.push_back(result.evaluation->loss);
     all.push_back(static_cast<double>(result.evaluation->tokens));
     return all;
