@@ -113,7 +113,7 @@ Groups GroupsIn(const fs::path& path) {
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
     if (line.starts_with("0::")) groups.path2 = line.substr(second + 1);
     if (controllers.find(",memory,") != std::string::npos) groups.path1 = line.substr(second + 1);
   }
