@@ -29,7 +29,10 @@ void FlushSubnormals() {
 
 }  // namespace
 
-CpuBackend::CpuBackend(Arena& arena) : Backend(arena), matmul_(std::make_unique<Matmul>()) {
+CpuBackend::CpuBackend(Arena& arena) : CpuBackend(arena, std::make_unique<Matmul>()) {}
+
+CpuBackend::CpuBackend(Arena& arena, std::unique_ptr<Matmul> matmul)
+    : Backend(arena), matmul_(std::move(matmul)) {
   if (!dry()) FlushSubnormals();
 }
 

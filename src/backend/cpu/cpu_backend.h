@@ -16,6 +16,8 @@ class CpuBackend final : public Backend {
   // On a dry arena: takes the same scratch and computes nothing. Otherwise the calling thread and
   // its OpenMP threads take subnormal numbers as zero from here on (x86).
   explicit CpuBackend(Arena& arena);
+  // With matrix products other than this processor's best: tests cover all of them everywhere.
+  CpuBackend(Arena& arena, std::unique_ptr<Matmul> matmul);
   ~CpuBackend() override;
 
   std::string_view name() const override { return dry() ? "cpu (dry)" : "cpu"; }
