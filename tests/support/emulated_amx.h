@@ -1,5 +1,6 @@
 // AMX and the AVX-512 instructions that its products use, in plain C++: one function for each
-// instruction, after Intel's description of it. See backend/cpu/amx_products-inl.h.
+// instruction, after Intel's description of it. See backend/cpu/amx_products-inl.h. None is
+// inlined: unrolled loops of them would take the compiler minutes.
 #pragma once
 
 #include <array>
@@ -41,17 +42,17 @@ struct EmulatedAmx {
   };
 
   template <int kTile>
-  static void Zero() {
+  [[gnu::noinline]] static void Zero() {
     TileOf(kTile) = {};
   }
   template <int kTile>
-  static void Load(const std::byte* from, int64_t stride) {
+  [[gnu::noinline]] static void Load(const std::byte* from, int64_t stride) {
     for (int64_t row = 0; row < 16; ++row) {
       std::memcpy(TileOf(kTile).words[static_cast<size_t>(row)].data(), from + row * stride, 64);
     }
   }
   template <int kTile>
-  static void Store(std::byte* to, int64_t stride) {
+  [[gnu::noinline]] static void Store(std::byte* to, int64_t stride) {
     for (int64_t row = 0; row < 16; ++row) {
       std::memcpy(to + row * stride, TileOf(kTile).words[static_cast<size_t>(row)].data(), 64);
     }
@@ -60,7 +61,7 @@ struct EmulatedAmx {
   // Two sums of 16 products, of the even and of the odd positions, from 0; then their sum is added.
   // A product of two bfloat16 is exact in float32, so that a fused one differs in subnormals only.
   template <int kSum, int kLeft, int kRight>
-  static void Multiply() {
+  [[gnu::noinline]] static void Multiply() {
     Tile& sum = TileOf(kSum);
     const Tile& left = TileOf(kLeft);
     const Tile& right = TileOf(kRight);
@@ -84,13 +85,13 @@ struct EmulatedAmx {
 
   static Vec ZeroVec() { return {}; }
   static Vec Load(const std::byte* from) { return LoadPart(from, 32); }
-  static Vec LoadPart(const std::byte* from, int64_t count) {
+  [[gnu::noinline]] static Vec LoadPart(const std::byte* from, int64_t count) {
     Vec value{};
     std::memcpy(value.lanes.data(), from, static_cast<size_t>(count) * 2);
     return value;
   }
   static void StoreVec(std::byte* to, Vec value) { StorePart(to, value, 32); }
-  static void StorePart(std::byte* to, Vec value, int64_t count) {
+  [[gnu::noinline]] static void StorePart(std::byte* to, Vec value, int64_t count) {
     std::memcpy(to, value.lanes.data(), static_cast<size_t>(count) * 2);
   }
   static void Stream(std::byte* to, Vec value) {
@@ -99,18 +100,18 @@ struct EmulatedAmx {
   }
   static void Fence() {}
 
-  static Vec UnpackLow16(Vec a, Vec b) { return Unpack<uint16_t>(a, b, 0); }
-  static Vec UnpackHigh16(Vec a, Vec b) { return Unpack<uint16_t>(a, b, 1); }
-  static Vec UnpackLow32(Vec a, Vec b) { return Unpack<uint32_t>(a, b, 0); }
-  static Vec UnpackHigh32(Vec a, Vec b) { return Unpack<uint32_t>(a, b, 1); }
-  static Vec UnpackLow64(Vec a, Vec b) { return Unpack<uint64_t>(a, b, 0); }
-  static Vec UnpackHigh64(Vec a, Vec b) { return Unpack<uint64_t>(a, b, 1); }
-  static Vec EvenBlocks(Vec a, Vec b) { return Blocks(a, b, 0); }
-  static Vec OddBlocks(Vec a, Vec b) { return Blocks(a, b, 1); }
-  static Vec ZipHalves16(Vec a) { return ZipHalves<uint16_t>(a); }
-  static Vec ZipHalves64(Vec a) { return ZipHalves<uint64_t>(a); }
+  [[gnu::noinline]] static Vec UnpackLow16(Vec a, Vec b) { return Unpack<uint16_t>(a, b, 0); }
+  [[gnu::noinline]] static Vec UnpackHigh16(Vec a, Vec b) { return Unpack<uint16_t>(a, b, 1); }
+  [[gnu::noinline]] static Vec UnpackLow32(Vec a, Vec b) { return Unpack<uint32_t>(a, b, 0); }
+  [[gnu::noinline]] static Vec UnpackHigh32(Vec a, Vec b) { return Unpack<uint32_t>(a, b, 1); }
+  [[gnu::noinline]] static Vec UnpackLow64(Vec a, Vec b) { return Unpack<uint64_t>(a, b, 0); }
+  [[gnu::noinline]] static Vec UnpackHigh64(Vec a, Vec b) { return Unpack<uint64_t>(a, b, 1); }
+  [[gnu::noinline]] static Vec EvenBlocks(Vec a, Vec b) { return Blocks(a, b, 0); }
+  [[gnu::noinline]] static Vec OddBlocks(Vec a, Vec b) { return Blocks(a, b, 1); }
+  [[gnu::noinline]] static Vec ZipHalves16(Vec a) { return ZipHalves<uint16_t>(a); }
+  [[gnu::noinline]] static Vec ZipHalves64(Vec a) { return ZipHalves<uint64_t>(a); }
 
-  static Vec RoundToBF16(Vec low, Vec high) {
+  [[gnu::noinline]] static Vec RoundToBF16(Vec low, Vec high) {
     Vec result;
     for (size_t i = 0; i < 16; ++i) {
       result.lanes[i] = ToBF16(Flush(LanesOf<float>(low)[i])).bits;
@@ -118,7 +119,7 @@ struct EmulatedAmx {
     }
     return result;
   }
-  static Vec Add32(Vec a, Vec b) {
+  [[gnu::noinline]] static Vec Add32(Vec a, Vec b) {
     auto sums = LanesOf<float>(a);
     for (size_t i = 0; i < 16; ++i) sums[i] += LanesOf<float>(b)[i];
     return std::bit_cast<Vec>(sums);
