@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "backend/cpu/amx_layout.h"
@@ -236,6 +237,12 @@ class AmxRun {
   }
 
   void Run() {
+    if (product_.k == 0) {
+      for (int64_t row = 0; row < product_.m && !product_.add; ++row) {
+        std::memset(CAt(row, 0), 0, static_cast<size_t>(product_.n * c_bytes_));
+      }
+      return;
+    }
     const typename Unit::Session session;
     // c holds the sums from one depth to the next, or a group's are in scratch.
     const int64_t group = keeps_sums_ ? blocking_.group : product_.n;

@@ -280,16 +280,6 @@ void RunAmx(const Product& product, const AmxBlocking& blocking, std::byte* scra
   const int64_t needed = AmxScratchBytes(product, blocking);
   TERRACE_CHECK(scratch_bytes >= needed, "scratch of {} bytes, not {}", scratch_bytes, needed);
   TERRACE_CHECK(reinterpret_cast<uintptr_t>(scratch) % 64 == 0, "unaligned scratch");
-  if (product.m == 0 || product.n == 0) return;
-  if (product.k == 0) {
-    if (product.add) return;
-    const int64_t element_bytes = BytesOf(product.c.dtype);
-    for (int64_t row = 0; row < product.m; ++row) {
-      std::memset(product.c.data + row * product.c.stride * element_bytes, 0,
-                  static_cast<size_t>(product.n * element_bytes));
-    }
-    return;
-  }
   RunOnTiles(product, blocking, scratch);
 }
 
