@@ -535,8 +535,7 @@ class AmxRun {
   const bool in_place_;
   const bool keeps_sums_;
   const int64_t c_bytes_, c_stride_;
-  // A fresh gradient is written past the caches: nothing reads it soon, and to fetch its old value
-  // would double the traffic.
+  // A fresh gradient is written past the caches: to fetch its old value would double the traffic.
   const bool streams_;
   std::byte* const resident_;
   std::byte *streamed_, *sums_, *turned_;

@@ -31,10 +31,10 @@ enum class AmxKind : uint8_t {
 // Throws if a and b are both transposed.
 AmxKind AmxKindOf(const Product& product);
 
-// Up to how many rows of tokens (of N) in one call these kernels beat oneDNN's, by kind. Measured
-// on Sapphire Rapids with widths of 512 to 2048: gradients of weights always (2.2 to 5.2 times as
-// fast); the others 1.1 to 1.35 times at 128 rows and 1.4 to 1.9 times at 64 and fewer, but 0.87 to
-// 0.94 times on wide batches.
+// Up to how many rows of tokens (of N) in one call these kernels are taken rather than oneDNN's, by
+// kind. oneDNN's kernel for gradients of weights over any number of tokens does not use tiles; its
+// kernels for one size do, and win on wide batches. From figures of a prototype of this design on
+// Sapphire Rapids; bench_amx_products measures both sides of every limit.
 inline constexpr int64_t kAmxMaxRows[] = {
     /*kForward*/ 128,
     /*kInputGradient*/ 128,
