@@ -1,6 +1,5 @@
-// Products on AMX of one thread, as multiples of the speed of oneDNN's, which the same task would
-// take in a training step: gradients of weights by its kernel for any number of tokens, the others
-// by one made for the size. Both run by turns, since the speed of tiles changes by the second.
+// Products on AMX of one thread, as multiples of the speed of oneDNN's kernels made for their size.
+// Both run by turns, since the speed of tiles changes by the second.
 #include <array>
 #include <cstdio>
 #include <string>
@@ -60,7 +59,8 @@ Product ProductOf(const Subject& subject, Arena& arena) {
                       .a = Filled(arena, kInput, tokens, in, 1),
                       .b = Filled(arena, kInput, out, in, 2),
                       .c = Filled(arena, DType::kBF16, tokens, out, 3),
-                      .add = add};
+                      .add = add,
+                      .kernel = Kernel::kThisSize};
       product.b.transposed = true;
       return product;
     }
@@ -71,7 +71,8 @@ Product ProductOf(const Subject& subject, Arena& arena) {
               .a = Filled(arena, kInput, tokens, out, 1),
               .b = Filled(arena, kInput, out, in, 2),
               .c = Filled(arena, DType::kBF16, tokens, in, 3),
-              .add = add};
+              .add = add,
+              .kernel = Kernel::kThisSize};
     case AmxKind::kWeightGradient: {
       Product product{.m = out,
                       .n = in,
@@ -80,7 +81,7 @@ Product ProductOf(const Subject& subject, Arena& arena) {
                       .b = Filled(arena, kInput, tokens, in, 2),
                       .c = Filled(arena, DType::kF32, out, in, 3),
                       .add = add,
-                      .kernel = Kernel::kAnyK};
+                      .kernel = Kernel::kThisSize};
       product.a.transposed = true;
       return product;
     }
@@ -99,7 +100,7 @@ void Run(const Subject& subject, Matmul& matmul) {
     return arena.Allocate(Memory::kScratch, DType::kF32, {bytes / 4 + 1}, "scratchpad");
   };
   const TensorView ours = scratch(AmxScratchBytes(products[0]));
-  const TensorView theirs = scratch(matmul.ScratchBytes(products[0], /*parallel=*/false));
+  const TensorView theirs = scratch(matmul.ScratchBytes(products[0]));
   std::vector<double> our_seconds, their_seconds, ratios;
   for (int repetition = 0; repetition <= kRepetitions; ++repetition) {
     double our_sum = 0, their_sum = 0;
@@ -107,8 +108,9 @@ void Run(const Subject& subject, Matmul& matmul) {
       our_sum += SecondsOf([&] { RunAmx(product, ours.data, ours.bytes()); });
     }
     for (const Product& product : products) {
-      their_sum +=
-          SecondsOf([&] { matmul.Run(product, /*parallel=*/false, theirs.data, theirs.bytes()); });
+      their_sum += SecondsOf([&] {
+        matmul.Run(product, {theirs.data, static_cast<size_t>(theirs.bytes())});
+      });
     }
     if (repetition == 0) continue;  // oneDNN's kernel was made
     our_seconds.push_back(our_sum / kSets);

@@ -382,6 +382,7 @@ TEST(MatmulTest, EverySizeInItsOwnScratchOnSeveralThreadsAtOnce) {
         cases.push_back({kF32, kF32, a, b, add, kernel});
         if (!matmul.HasBF16()) continue;
         cases.push_back({kBF16, kF32, a, b, add, Kernel::kAnySize});
+        if (matmul.UsesAmx()) cases.push_back({kBF16, kBF16, a, b, add, Kernel::kAnySize});
         cases.push_back({kBF16, kF32, a, b, add, Kernel::kThisSize});
         cases.push_back({kBF16, kBF16, a, b, add, Kernel::kThisSize});
       }

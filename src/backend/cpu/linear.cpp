@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/cpu/amx_products.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/matrix_block.h"
@@ -23,13 +24,16 @@ namespace {
 struct TileSize {
   int64_t rows, columns;
 };
-// Larger tiles copy and pack their operands less often. Kernels for one size pack w anew for each
-// tile.
-constexpr TileSize kTile{256, 256};
-constexpr TileSize kTileWithSizedKernels{512, 256};
-// Tiles are halved, down to the least, until there are enough for a few cores.
+// Larger tiles copy and pack their operands less often. Tiles are halved, down to the least, until
+// there are enough of them for a few cores.
+struct Cut {
+  TileSize tile;
+  int64_t enough_tiles;
+};
+constexpr Cut kCut{{256, 256}, 4};
+constexpr Cut kCutWithSizedKernels{{512, 256}, 4};  // which pack w anew for each tile
+constexpr Cut kCutOnAmx{{512, 512}, 2};             // where packing takes longest beside products
 constexpr TileSize kLeastTile{64, 128};
-constexpr int64_t kEnoughTiles = 4;
 // Of the summed index, how much is copied at a time: the operands of a tile then stay in the
 // second-level cache between being copied and being used.
 constexpr int64_t kCopiedDepth = 512;
@@ -52,23 +56,24 @@ int64_t PaddedRows(int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-TileSize TileFor(const Matmul& matmul, int64_t rows, int64_t columns) {
-  TileSize tile = matmul.sized_kernels() ? kTileWithSizedKernels : kTile;
+TileSize TileFor(const Cut& cut, Kernel kernel, int64_t rows, int64_t columns) {
+  TileSize tile = cut.tile;
   const auto tiles = [&] {
     return ((rows + tile.rows - 1) / tile.rows) * ((columns + tile.columns - 1) / tile.columns);
   };
-  while (tiles() < kEnoughTiles && tile.columns > kLeastTile.columns) tile.columns /= 2;
-  while (tiles() < kEnoughTiles && tile.rows > kLeastTile.rows) tile.rows /= 2;
+  while (tiles() < cut.enough_tiles && tile.columns > kLeastTile.columns) tile.columns /= 2;
+  while (tiles() < cut.enough_tiles && tile.rows > kLeastTile.rows) tile.rows /= 2;
   tile = {std::max<int64_t>(1, std::min(tile.rows, rows)),
           std::max<int64_t>(1, std::min(tile.columns, columns))};
   // Full tiles, then, are not padded, and others find the rows to pad with among all rows.
-  if (matmul.sized_kernels()) tile.rows -= tile.rows % KernelStep(tile.rows);
+  if (kernel == Kernel::kThisSize) tile.rows -= tile.rows % KernelStep(tile.rows);
   return tile;
 }
 
 // The products c[m, n] (+)= a[m, k] * b[k, n] of one call: one, or one a group, each of which has
 // some rows of a and c, and a b of its own.
 struct Call {
+  int64_t groups;
   int64_t m;  // of all groups together
   int64_t n, k;
   Operand a, b, c;  // Group says where b and c are
@@ -106,34 +111,47 @@ bool IsNative(const Matmul& matmul, DType a, DType b) {
 // much that transposing them first pays.
 bool TransposesOperands(const Matmul& matmul) { return !matmul.sized_kernels(); }
 
+const Cut& CutFor(const Matmul& matmul, bool amx) {
+  if (amx) return kCutOnAmx;
+  return matmul.sized_kernels() ? kCutWithSizedKernels : kCut;
+}
+
 // Of y = x * w^T and dx = dy * w.
 Method RowMethod(const Matmul& matmul, const Call& call) {
   const bool native = IsNative(matmul, call.a.dtype, call.b.dtype);
   const DType inputs = native ? call.a.dtype : DType::kF32;
+  const bool narrow = inputs == DType::kBF16;
   const bool transpose = TransposesOperands(matmul) && !call.b.transposed;
+  const AmxKind kind = call.b.transposed ? AmxKind::kForward : AmxKind::kInputGradient;
+  const bool amx =
+      narrow && matmul.UsesAmx() && call.m <= call.groups * kAmxMaxRows[static_cast<int>(kind)];
   // What kernels for one size do better: w^T, and bfloat16.
-  const bool sized = matmul.sized_kernels() && (call.b.transposed || inputs == DType::kBF16);
-  return {
-      .inputs = inputs,
-      .output = sized && inputs == DType::kBF16 ? call.c.dtype : DType::kF32,
-      .kernel = sized ? Kernel::kThisSize : Kernel::kAnySize,
-      .transpose_a = false,
-      .transpose_b = transpose,
-      .depth = std::max<int64_t>(1, native && !transpose ? call.k : std::min(call.k, kCopiedDepth)),
-      .tile = TileFor(matmul, call.m, call.n)};
+  const bool sized = !amx && matmul.sized_kernels() && (call.b.transposed || narrow);
+  const Kernel kernel = sized ? Kernel::kThisSize : Kernel::kAnySize;
+  const bool copies = !native || transpose;
+  return {.inputs = inputs,
+          .output = narrow && (sized || amx) ? call.c.dtype : DType::kF32,
+          .kernel = kernel,
+          .transpose_a = false,
+          .transpose_b = transpose,
+          .depth = std::max<int64_t>(1, copies ? std::min(call.k, kCopiedDepth) : call.k),
+          .tile = TileFor(CutFor(matmul, amx), kernel, call.m, call.n)};
 }
 
 // Of dw = dy^T * x: a is transposed, and k, the number of tokens, is data.
 Method WeightMethod(const Matmul& matmul, const Call& call) {
   const bool native = IsNative(matmul, call.a.dtype, call.b.dtype);
+  const DType inputs = native ? call.a.dtype : DType::kF32;
+  const bool amx = inputs == DType::kBF16 && matmul.UsesAmx();
   const bool transpose = TransposesOperands(matmul);
-  return {.inputs = native ? call.a.dtype : DType::kF32,
-          .output = DType::kF32,
+  const bool copies = !native || transpose;
+  return {.inputs = inputs,
+          .output = amx ? call.c.dtype : DType::kF32,
           .kernel = Kernel::kAnySize,
-          .transpose_a = transpose || !native,
+          .transpose_a = copies,
           .transpose_b = transpose,
-          .depth = transpose || !native ? kCopiedTokens : std::max<int64_t>(1, call.k),
-          .tile = TileFor(matmul, call.m, call.n)};
+          .depth = copies ? kCopiedTokens : std::max<int64_t>(1, call.k),
+          .tile = TileFor(CutFor(matmul, amx), Kernel::kAnySize, call.m, call.n)};
 }
 
 struct Tile {
@@ -252,11 +270,17 @@ class TiledProducts {
   template <typename Visit>
   void ForEachProduct(const Visit& visit) const {
     const auto [tile_rows, tile_columns] = method_.tile;
-    // Kernels for any size do not ask what it is; k may be data, then.
-    const bool sized = method_.kernel == Kernel::kThisSize;
-    const int64_t k = std::max<int64_t>(1, call_.k);
-    for (int64_t rows = sized ? 1 : tile_rows; rows <= tile_rows; ++rows) {
-      if (method_.kernel_rows(rows) != rows) continue;
+    const int64_t k = std::max<int64_t>(1, call_.k);  // no tokens, no product
+    std::vector<int64_t> row_counts = {tile_rows,
+                                       method_.kernel_rows((call_.m - 1) % tile_rows + 1)};
+    // How the rows fall into groups is data. Kernels for any size do not ask.
+    if (call_.groups > 1 && method_.kernel == Kernel::kThisSize) {
+      row_counts.clear();
+      for (int64_t rows = 1; rows <= tile_rows; ++rows) {
+        if (PaddedRows(rows) == rows) row_counts.push_back(rows);
+      }
+    }
+    for (const int64_t rows : row_counts) {
       for (const int64_t columns : {tile_columns, (call_.n - 1) % tile_columns + 1}) {
         for (const int64_t depth : {std::min(method_.depth, k), (k - 1) % method_.depth + 1}) {
           for (const bool further : {false, true}) {
@@ -348,7 +372,8 @@ void RunRows(Backend& backend, Matmul& matmul, TensorView x, std::span<const int
                   weight.name, NameOf(weight.dtype), weight.shape.ToString(), expected.ToString());
   }
   if (x.rows() == 0) return;
-  const Call call{.m = x.rows(),
+  const Call call{.groups = static_cast<int64_t>(w.size()),
+                  .m = x.rows(),
                   .n = out,
                   .k = in,
                   .a = OperandOf(x),
@@ -403,7 +428,8 @@ void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw
   TERRACE_CHECK(x.rows() == dy.rows() && dw.shape == (Shape{out, in}), "{} {}, {} {}, {} {}",
                 dy.name, dy.shape.ToString(), x.name, x.shape.ToString(), dw.name,
                 dw.shape.ToString());
-  const Call call{.m = out,
+  const Call call{.groups = 1,
+                  .m = out,
                   .n = in,
                   .k = dy.rows(),
                   .a = OperandOf(dy, /*transposed=*/true),

@@ -8,6 +8,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "backend/cpu/amx_products.h"
 #include "core/error.h"
 #include "core/rng.h"
 
@@ -102,6 +103,10 @@ class OneThread {
   int before_;
 };
 
+bool IsAmxProduct(const Product& product) {
+  return product.kernel == Kernel::kAnySize && product.a.dtype == DType::kBF16;
+}
+
 bool MayUse(dnnl::cpu_isa isa) {
   const int wanted = static_cast<int>(isa);
   return (static_cast<int>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
@@ -164,13 +169,15 @@ bool Matmul::HasSizedKernels() { return MayUse(dnnl::cpu_isa::avx512_core); }
 Matmul::Matmul(bool sized_kernels)
     : cache_(std::make_unique<Cache>()),
       sized_kernels_(sized_kernels),
-      has_bf16_(sized_kernels && MayUse(dnnl::cpu_isa::avx512_core_bf16)) {
+      has_bf16_(sized_kernels && MayUse(dnnl::cpu_isa::avx512_core_bf16)),
+      uses_amx_(has_bf16_ && HasAmx()) {
   dnnl::set_primitive_cache_capacity(0);  // ours keeps them, without making a description first
 }
 
 Matmul::~Matmul() = default;
 
 int64_t Matmul::ScratchBytes(const Product& product) {
+  if (uses_amx_ && IsAmxProduct(product)) return AmxScratchBytes(product);
   if (product.m == 0 || product.n == 0 || product.k == 0) return 0;
   const Key key = KeyOf(product, sized_kernels_);
   const std::lock_guard lock(cache_->mutex);
@@ -193,6 +200,10 @@ void Matmul::Run(const Product& product, std::span<std::byte> scratch) {
       std::memset(product.c.data + row * product.c.stride * element_bytes, 0,
                   static_cast<size_t>(product.n * element_bytes));
     }
+    return;
+  }
+  if (uses_amx_ && IsAmxProduct(product)) {
+    RunAmx(product, scratch.data(), static_cast<int64_t>(scratch.size()));
     return;
   }
   const OneThread one_thread;

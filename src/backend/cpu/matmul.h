@@ -1,5 +1,5 @@
-// Matrix products of one thread through oneDNN: a cache of primitives, since making one costs as
-// much as a small product, and scratchpads that the caller provides.
+// Matrix products of one thread, through oneDNN (a cache of primitives, since making one costs as
+// much as a small product) or our own kernels, with scratch that the caller provides.
 //
 // A product is planned and run for one thread, always: whoever has more cuts the work into several
 // products. What it takes and what it gives then depend on the product and the processor alone,
@@ -24,12 +24,14 @@ struct Operand {
   bool transposed = false;
 };
 
-// oneDNN's kernels. One for any size serves all products of the same dtypes and transposes; with
-// AVX-512 a kernel made for one size is faster for some, at the cost of a primitive for each.
+// One kernel for any size serves all products of the same dtypes and transposes; with AVX-512 a
+// oneDNN kernel made for one size is faster for some, at the cost of a primitive for each. Those of
+// bfloat16 for any size are our own where the processor has AMX, which oneDNN's do not use.
 enum class Kernel : uint8_t { kAnySize, kThisSize };
 
 // c[m, n] (+)= a[m, k] * b[k, n], where a and b have one dtype, float32 or bfloat16. c is float32
-// or, for bfloat16 products of kThisSize, bfloat16: kernels for any size have no sums of their own.
+// or, for bfloat16 products of kThisSize or on AMX, bfloat16: oneDNN's kernels for any size keep
+// their sums in c.
 struct Product {
   int64_t m, n, k;
   Operand a, b, c;
@@ -54,6 +56,8 @@ class Matmul {
   // bfloat16 products need AVX-512 with BF16, and kernels for one size; elsewhere callers make
   // float32 copies first.
   bool HasBF16() const { return has_bf16_; }
+  // Whether bfloat16 products of kAnySize use AMX.
+  bool UsesAmx() const { return uses_amx_; }
 
   // Exactly what Run of this product takes. Pointers are not looked at. Thread-safe.
   int64_t ScratchBytes(const Product& product);
@@ -67,6 +71,7 @@ class Matmul {
   std::unique_ptr<Cache> cache_;
   bool sized_kernels_;
   bool has_bf16_;
+  bool uses_amx_;
 };
 
 }  // namespace terrace
