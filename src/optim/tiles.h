@@ -1,38 +1,18 @@
 // Work on matrices in tiles that depend on shapes alone, each by one thread: matrix products then
-// give the same bits for any number of threads, which those of oneDNN on several threads do not
-// promise.
+// give the same bits for any number of threads.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <utility>
 
-#include "backend/cpu/matmul.h"
+#include "backend/cpu/matrix_block.h"
 #include "core/parallel.h"
-#include "core/tensor.h"
 
 namespace terrace {
-
-// A row-major matrix, or a block of one, in memory.
-struct MatrixBlock {
-  std::byte* data;
-  DType dtype;
-  int64_t stride;  // elements from one row to the next
-
-  MatrixBlock At(int64_t row, int64_t column) const {
-    return {data + (row * stride + column) * BytesOf(dtype), dtype, stride};
-  }
-  Operand AsOperand(bool transposed = false) const { return {data, dtype, stride, transposed}; }
-};
-inline MatrixBlock MatrixOf(TensorView view) { return {view.data, view.dtype, view.columns()}; }
-// From that element on, in one row.
-inline MatrixBlock RangeOf(TensorView view, int64_t begin) {
-  return MatrixBlock{view.data, view.dtype, view.size()}.At(0, begin);
-}
 
 // [0, size) in parts of `part`, the last one shorter.
 struct Parts {
@@ -86,8 +66,5 @@ class ByShape {
   std::mutex mutex_;
   std::map<std::pair<int64_t, int64_t>, Value> values_;
 };
-
-// Writes the transpose of a tile: to[j, i] = from[i, j].
-void Transpose(const MatrixBlock& from, int64_t rows, int64_t columns, const MatrixBlock& to);
 
 }  // namespace terrace

@@ -86,11 +86,9 @@ class RuleBench {
   RuleBench(std::string_view rule, const Settings& settings, float weight_decay, Shape shape,
             DType weight_dtype = DType::kF32, DType gradient_dtype = DType::kF32,
             int neuron_axis = 0)
-      : arena_(int64_t{32} * (shape.size() + 4096)), rule_(MakeRule(rule, settings)) {
-    parameter_.name = "tensor";
-    parameter_.population = Population::kExpert;
-    parameter_.id = 0;
-    parameter_.neuron_axis = neuron_axis;
+      : rule_(MakeRule(rule, settings)),
+        arena_(BytesFor(*rule_, weight_dtype, gradient_dtype, shape, neuron_axis)) {
+    parameter_ = ParameterOf(shape, neuron_axis);
     parameter_.value = arena_.Allocate(Memory::kWeights, weight_dtype, shape, "tensor");
     gradient_ = arena_.Allocate(Memory::kGradients, gradient_dtype, shape, "gradient");
     for (const StateSpec& spec : rule_->State(parameter_)) {
@@ -130,8 +128,32 @@ class RuleBench {
   }
 
  private:
-  Arena arena_;
+  static Parameter ParameterOf(const Shape& shape, int neuron_axis) {
+    Parameter parameter;
+    parameter.name = "tensor";
+    parameter.population = Population::kExpert;
+    parameter.id = 0;
+    parameter.neuron_axis = neuron_axis;
+    parameter.value.shape = shape;
+    return parameter;
+  }
+
+  // What the constructor takes; a rule's scratch depends on the processor.
+  static int64_t BytesFor(const Rule& rule, DType weight_dtype, DType gradient_dtype,
+                          const Shape& shape, int neuron_axis) {
+    Parameter parameter = ParameterOf(shape, neuron_axis);
+    parameter.value.dtype = weight_dtype;
+    int64_t bytes = Arena::Aligned(shape.size() * BytesOf(weight_dtype)) +
+                    Arena::Aligned(shape.size() * BytesOf(gradient_dtype)) +
+                    Arena::Aligned(rule.ScratchBytes(parameter, /*all_threads=*/true));
+    for (const StateSpec& spec : rule.State(parameter)) {
+      bytes += Arena::Aligned(spec.shape.size() * BytesOf(spec.dtype));
+    }
+    return bytes;
+  }
+
   std::unique_ptr<Rule> rule_;
+  Arena arena_;
   Parameter parameter_;
   TensorView gradient_;
   std::optional<float> decay_;

@@ -8,6 +8,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/matmul.h"
+#include "backend/cpu/matrix_block.h"
 #include "backend/cpu/softmax.h"
 #include "core/parallel.h"
 
@@ -32,6 +33,11 @@ struct Geometry {
   int64_t blocks() const { return (shape.query_length + block_queries() - 1) / block_queries(); }
   int64_t query_stride() const { return shape.heads * shape.head_width; }
   int64_t key_stride() const { return shape.kv_heads * shape.head_width; }
+  // New queries on old keys come with another number of keys each time: a kernel made for one size
+  // would be used once. Those for any size write float32.
+  bool training() const { return shape.query_length == shape.key_length; }
+  Kernel kernel() const { return training() ? Kernel::kThisSize : Kernel::kAnySize; }
+  DType output_dtype() const { return training() ? dtype : DType::kF32; }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape.head_width)); }
   // Scores are float32 rows; their bfloat16 form lies in the same rows.
   int64_t score_stride() const { return (shape.key_length + 15) / 16 * 16; }
@@ -94,11 +100,10 @@ void Pack(const Geometry& g, const Block& block, const std::byte* from, std::byt
   });
 }
 
-void Unpack(const Geometry& g, const Block& block, const std::byte* packed, std::byte* to) {
-  const int64_t bytes = BytesOf(g.dtype);
-  const int64_t row_bytes = g.shape.head_width * bytes;
+void Unpack(const Geometry& g, const Block& block, const MatrixBlock& packed, std::byte* to) {
+  const MatrixBlock heads{to, g.dtype, 0};
   ForRows(g, block, [&](int64_t row, int64_t offset) {
-    std::memcpy(to + offset * bytes, packed + row * row_bytes, static_cast<size_t>(row_bytes));
+    CopyBlock(packed.At(row, 0), 1, g.shape.head_width, heads.At(0, offset));
   });
 }
 
@@ -120,8 +125,7 @@ struct Buffers {
   std::byte* deltas;      // f32 [rows]
   std::byte* key_sums;    // f32 [Tk, C]
   std::byte* value_sums;  // f32 [Tk, C]
-  std::byte* pad;
-  int64_t pad_bytes;
+  std::span<std::byte> pad;
 };
 
 // The products of a block. f: forward, also used by backward.
@@ -138,43 +142,34 @@ Products ProductsOf(const Geometry& g, const Block& block, const Buffers& b, std
                     std::byte* v) {
   const int64_t c = g.shape.head_width;
   const Operand queries{b.queries, g.dtype, c};
-  const Operand outputs{b.outputs, g.dtype, c};
+  const Operand outputs{b.outputs, g.output_dtype(), c};
   const Operand probabilities{b.scores, g.dtype, g.result_stride()};
   const Operand dscores{b.gradients, g.dtype, g.result_stride()};
   const auto transposed = [](Operand operand) {
     operand.transposed = true;
     return operand;
   };
-  return {
-      .scores = {block.rows,
-                 block.keys,
-                 c,
-                 queries,
-                 {k, g.dtype, g.key_stride(), true},
-                 {b.scores, DType::kF32, g.score_stride()}},
-      .outputs = {block.rows, c, block.keys, probabilities, {v, g.dtype, g.key_stride()}, outputs},
-      .dprobability = {block.rows,
-                       block.keys,
-                       c,
-                       outputs,
-                       {v, g.dtype, g.key_stride(), true},
-                       {b.gradients, DType::kF32, g.score_stride()}},
-      // Written over dout, which no later product of the block reads.
-      .dqueries = {block.rows, c, block.keys, dscores, {k, g.dtype, g.key_stride()}, outputs},
-      .dkeys = {block.keys,
-                c,
-                block.rows,
-                transposed(dscores),
-                queries,
-                {b.key_sums, DType::kF32, c},
-                true},
-      .dvalues = {block.keys,
-                  c,
-                  block.rows,
-                  transposed(probabilities),
-                  outputs,
-                  {b.value_sums, DType::kF32, c},
-                  true}};
+  const Operand keys{k, g.dtype, g.key_stride()};
+  const Operand values{v, g.dtype, g.key_stride()};
+  const auto product = [&](int64_t m, int64_t n, int64_t depth, const Operand& left,
+                           const Operand& right, const Operand& result) {
+    return Product{m, n, depth, left, right, result, /*add=*/false, g.kernel()};
+  };
+  const auto sum = [&](const Operand& left, const Operand& right, std::byte* result) {
+    Product added =
+        product(block.keys, c, block.rows, transposed(left), right, {result, DType::kF32, c});
+    added.add = true;
+    return added;
+  };
+  return {.scores = product(block.rows, block.keys, c, queries, transposed(keys),
+                            {b.scores, DType::kF32, g.score_stride()}),
+          .outputs = product(block.rows, c, block.keys, probabilities, values, outputs),
+          .dprobability = product(block.rows, block.keys, c, outputs, transposed(values),
+                                  {b.gradients, DType::kF32, g.score_stride()}),
+          // Written over dout, which no later product of the block reads.
+          .dqueries = product(block.rows, c, block.keys, dscores, keys, outputs),
+          .dkeys = sum(dscores, queries, b.key_sums),
+          .dvalues = sum(probabilities, outputs, b.value_sums)};
 }
 
 // Allocates every thread's buffers; `backward` adds what only backward needs.
@@ -184,12 +179,12 @@ std::vector<Buffers> AllocateBuffers(const Geometry& g, bool backward, Arena& ar
   for (int64_t index = 0; index < g.blocks(); ++index) {
     const Products products = ProductsOf(g, BlockAt(g, index), {}, nullptr, nullptr);
     for (const Product* product : {&products.scores, &products.outputs}) {
-      pad_bytes = std::max(pad_bytes, matmul.ScratchBytes(*product, /*parallel=*/false));
+      pad_bytes = std::max(pad_bytes, matmul.ScratchBytes(*product));
     }
     if (!backward) continue;
     for (const Product* product :
          {&products.dprobability, &products.dqueries, &products.dkeys, &products.dvalues}) {
-      pad_bytes = std::max(pad_bytes, matmul.ScratchBytes(*product, /*parallel=*/false));
+      pad_bytes = std::max(pad_bytes, matmul.ScratchBytes(*product));
     }
   }
   const auto allocate = [&](DType dtype, Shape shape, const char* name) {
@@ -202,11 +197,11 @@ std::vector<Buffers> AllocateBuffers(const Geometry& g, bool backward, Arena& ar
   for (int64_t thread = 0; thread < MaxThreads(); ++thread) {
     Buffers b{};
     b.queries = allocate(g.dtype, {rows, c}, "attention.queries");
-    b.outputs = allocate(g.dtype, {rows, c}, "attention.outputs");
+    b.outputs = allocate(g.output_dtype(), {rows, c}, "attention.outputs");
     b.scores = allocate(DType::kF32, {rows, g.score_stride()}, "attention.scores");
     b.log_sums = allocate(DType::kF32, {rows}, "attention.log_sums");
-    b.pad = allocate(DType::kF32, {(pad_bytes + 3) / 4}, "attention.scratchpad");
-    b.pad_bytes = pad_bytes;
+    b.pad = {allocate(DType::kU8, {pad_bytes}, "attention.scratchpad"),
+             static_cast<size_t>(pad_bytes)};
     if (backward) {
       b.gradients = allocate(DType::kF32, {rows, g.score_stride()}, "attention.dscores");
       b.deltas = allocate(DType::kF32, {rows}, "attention.deltas");
@@ -277,10 +272,10 @@ void CpuBackend::Attention(const AttentionShape& shape, TensorView q, TensorView
       const Products products =
           ProductsOf(g, block, b, At(k, head.key_offset), At(v, head.key_offset));
       Pack(g, block, At(q, head.query_offset), b.queries);
-      matmul_->Run(products.scores, false, b.pad, b.pad_bytes);
+      matmul_->Run(products.scores, b.pad);
       SoftmaxScores(ScoresOf(g, block), reinterpret_cast<float*>(b.scores), block_sums);
-      matmul_->Run(products.outputs, false, b.pad, b.pad_bytes);
-      Unpack(g, block, b.outputs, At(out, head.query_offset));
+      matmul_->Run(products.outputs, b.pad);
+      Unpack(g, block, {b.outputs, g.output_dtype(), shape.head_width}, At(out, head.query_offset));
       ForLogSums(g, block, [&](int64_t stacked, int64_t offset) {
         std::copy_n(block_sums + stacked, block.queries, sums + head.log_sum_offset + offset);
       });
@@ -340,14 +335,14 @@ void CpuBackend::AttentionBackward(const AttentionShape& shape, TensorView q, Te
       ForLogSums(g, block, [&](int64_t stacked, int64_t offset) {
         std::copy_n(sums + head.log_sum_offset + offset, block.queries, block_sums + stacked);
       });
-      matmul_->Run(products.scores, false, b.pad, b.pad_bytes);
-      matmul_->Run(products.dprobability, false, b.pad, b.pad_bytes);
+      matmul_->Run(products.scores, b.pad);
+      matmul_->Run(products.dprobability, b.pad);
       SoftmaxScoresBackward(ScoresOf(g, block), reinterpret_cast<float*>(b.scores),
                             reinterpret_cast<float*>(b.gradients), block_sums, deltas);
-      matmul_->Run(products.dvalues, false, b.pad, b.pad_bytes);
-      matmul_->Run(products.dkeys, false, b.pad, b.pad_bytes);
-      matmul_->Run(products.dqueries, false, b.pad, b.pad_bytes);
-      Unpack(g, block, b.outputs, At(dq, head.query_offset));
+      matmul_->Run(products.dvalues, b.pad);
+      matmul_->Run(products.dkeys, b.pad);
+      matmul_->Run(products.dqueries, b.pad);
+      Unpack(g, block, {b.outputs, g.dtype, shape.head_width}, At(dq, head.query_offset));
     }
     StoreSums(g, reinterpret_cast<float*>(b.key_sums), At(dk, head.key_offset));
     StoreSums(g, reinterpret_cast<float*>(b.value_sums), At(dv, head.key_offset));

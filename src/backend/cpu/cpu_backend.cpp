@@ -29,7 +29,10 @@ void FlushSubnormals() {
 
 }  // namespace
 
-CpuBackend::CpuBackend(Arena& arena) : Backend(arena), matmul_(std::make_unique<Matmul>()) {
+CpuBackend::CpuBackend(Arena& arena) : CpuBackend(arena, std::make_unique<Matmul>()) {}
+
+CpuBackend::CpuBackend(Arena& arena, std::unique_ptr<Matmul> matmul)
+    : Backend(arena), matmul_(std::move(matmul)) {
   if (!dry()) FlushSubnormals();
 }
 
@@ -41,8 +44,10 @@ void CapInstructionSet(std::string_view name) {
     hwy::DisableTargets(HWY_AVX3 | HWY_AVX3_DL);
   } else if (name == "avx512") {
     dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core);
+  } else if (name == "avx512_bf16") {
+    dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core_bf16);
   } else {
-    Fail("instruction set {}: known are avx2 and avx512", name);
+    Fail("instruction set {}: known are avx2, avx512 and avx512_bf16", name);
   }
 }
 

@@ -16,6 +16,8 @@ class CpuBackend final : public Backend {
   // On a dry arena: takes the same scratch and computes nothing. Otherwise the calling thread and
   // its OpenMP threads take subnormal numbers as zero from here on (x86).
   explicit CpuBackend(Arena& arena);
+  // With matrix products other than this processor's best: tests cover all of them everywhere.
+  CpuBackend(Arena& arena, std::unique_ptr<Matmul> matmul);
   ~CpuBackend() override;
 
   std::string_view name() const override { return dry() ? "cpu (dry)" : "cpu"; }
@@ -80,9 +82,9 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Matmul> matmul_;
 };
 
-// Caps the instruction set that every kernel and product uses, for tests and comparisons: "avx2"
-// or "avx512" (without bfloat16 products). Takes effect only before the first operation of the
-// process. Throws Error for other names.
+// Caps the instruction set that every kernel and product uses, for tests and comparisons: "avx2",
+// "avx512" (without bfloat16 products) or "avx512_bf16" (all but AMX). Takes effect only before the
+// first operation of the process. Throws Error for other names.
 void CapInstructionSet(std::string_view name);
 
 }  // namespace terrace

@@ -1,310 +1,414 @@
 // Linear layers and their gradients. Letters as in backend/backend.h.
 //
-// Products with weights are split by rows of tokens into tasks, each run by one thread: oneDNN
-// packs the weight anew for each task, which pays from some tens of rows on, and threads never
-// wait for each other inside a product. Gradients of weights are split by rows of the weight.
+// Every product is cut into tiles of its result, each computed by one thread. How depends on
+// shapes, dtypes and the processor, never on the number of threads: neither does the result. Where
+// a tile's operands cannot be multiplied as they lie, its thread copies them first: bfloat16 as
+// float32 where the processor has no bfloat16 products, dy transposed where that is faster, a few
+// rows as many as a kernel is made for.
 #include <algorithm>
-#include <utility>
+#include <array>
+#include <span>
 #include <vector>
 
+#include "backend/cpu/amx_products.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/matmul.h"
+#include "backend/cpu/matrix_block.h"
 #include "core/parallel.h"
 
 namespace terrace {
 namespace {
 
-// Below this, packing the weight outweighs the product.
-constexpr int64_t kMinTaskRows = 64;
-constexpr int64_t kMaxTaskRows = 1024;
-// Rows of a grouped product's task: small enough to spread one crowded expert over threads.
-constexpr int64_t kMaxGroupedTaskRows = 512;
-// Tokens that are upcast to float32 at a time where a product needs it.
-constexpr int64_t kUpcastRows = 256;
-// The same of weights and their gradients, in bytes of float32: a slice stays in cache between
-// being upcast and being used.
-constexpr int64_t kUpcastBytes = int64_t{8} << 20;
-// Longest sum over tokens for which scratch is sampled; see Matmul::ScratchBound.
-constexpr int64_t kSampledTokens = int64_t{1} << 16;
+// --- How products are cut: measured, see docs/LOG.md ---
 
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
+struct TileSize {
+  int64_t rows, columns;
+};
+// Larger tiles copy and pack their operands less often. Tiles are halved, down to the least, until
+// there are enough of them for a few cores.
+struct Cut {
+  TileSize tile;
+  int64_t enough_tiles;
+};
+constexpr Cut kCut{{256, 256}, 4};
+constexpr Cut kCutWithSizedKernels{{512, 256}, 4};  // which pack w anew for each tile
+constexpr Cut kCutOnAmx{{512, 512}, 2};             // where packing takes longest beside products
+constexpr TileSize kLeastTile{64, 128};
+// Of the summed index, how much is copied at a time: the operands of a tile then stay in the
+// second-level cache between being copied and being used.
+constexpr int64_t kCopiedDepth = 512;
+constexpr int64_t kCopiedTokens = 256;
+// Rows of copies are longer than what is in them by so much: with a power of two between them they
+// would compete for few lines of the cache.
+constexpr int64_t kStridePadding = 16;
+
+// Kernels for one size are made for few row counts, since making one takes as long as several
+// products: 1, 2, 4, 8, then less than an eighth apart from 64 on. The distance to the next:
+int64_t KernelStep(int64_t rows) {
+  if (rows <= 8) return rows > 4 ? 4 : rows > 2 ? 2 : 1;
+  int64_t step = 8;
+  for (int64_t end = 128; end < rows; end *= 2) step *= 2;
+  return step;
+}
+// A kernel's rows that so many are padded to.
+int64_t PaddedRows(int64_t rows) {
+  const int64_t step = KernelStep(rows);
+  return (rows + step - 1) / step * step;
+}
+
+TileSize TileFor(const Cut& cut, Kernel kernel, int64_t rows, int64_t columns) {
+  TileSize tile = cut.tile;
+  const auto tiles = [&] {
+    return ((rows + tile.rows - 1) / tile.rows) * ((columns + tile.columns - 1) / tile.columns);
+  };
+  while (tiles() < cut.enough_tiles && tile.columns > kLeastTile.columns) tile.columns /= 2;
+  while (tiles() < cut.enough_tiles && tile.rows > kLeastTile.rows) tile.rows /= 2;
+  tile = {std::max<int64_t>(1, std::min(tile.rows, rows)),
+          std::max<int64_t>(1, std::min(tile.columns, columns))};
+  // Full tiles, then, are not padded, and others find the rows to pad with among all rows.
+  if (kernel == Kernel::kThisSize) tile.rows -= tile.rows % KernelStep(tile.rows);
+  return tile;
+}
+
+// The products c[m, n] (+)= a[m, k] * b[k, n] of one call: one, or one a group, each of which has
+// some rows of a and c, and a b of its own.
+struct Call {
+  int64_t groups;
+  int64_t m;  // of all groups together
+  int64_t n, k;
+  Operand a, b, c;  // Group says where b and c are
+  bool add;
+};
+
+struct Group {
+  std::byte *b, *c;
+  int64_t row;   // its first, among those of all groups
+  int64_t rows;  // m
+};
+
+// How a call is computed. A function of the call and the processor.
+struct Method {
+  DType inputs;      // of the products; operands of another dtype are copied
+  DType output;      // of the products; c is copied where it has another
+  Kernel kernel;     // kThisSize only for a that is not transposed
+  bool transpose_a;  // copy a, whose rows lie across the summed index, so that they lie along it
+  bool transpose_b;  // the same of b's columns
+  int64_t depth;     // of k in one product: further ones add
+  TileSize tile;
+
+  bool copies_a(const Call& call) const { return transpose_a || call.a.dtype != inputs; }
+  bool copies_b(const Call& call) const { return transpose_b || call.b.dtype != inputs; }
+  int64_t kernel_rows(int64_t rows) const {
+    return kernel == Kernel::kThisSize ? PaddedRows(rows) : rows;
+  }
+};
+
+bool IsNative(const Matmul& matmul, DType a, DType b) {
+  return a == b && (a == DType::kF32 || matmul.HasBF16());
+}
+
+// Without AVX-512, kernels multiply fastest where both operands lie along the summed index, by so
+// much that transposing them first pays.
+bool TransposesOperands(const Matmul& matmul) { return !matmul.sized_kernels(); }
+
+const Cut& CutFor(const Matmul& matmul, bool amx) {
+  if (amx) return kCutOnAmx;
+  return matmul.sized_kernels() ? kCutWithSizedKernels : kCut;
+}
+
+// Of y = x * w^T and dx = dy * w.
+Method RowMethod(const Matmul& matmul, const Call& call) {
+  const bool native = IsNative(matmul, call.a.dtype, call.b.dtype);
+  const DType inputs = native ? call.a.dtype : DType::kF32;
+  const bool narrow = inputs == DType::kBF16;
+  const bool transpose = TransposesOperands(matmul) && !call.b.transposed;
+  const AmxKind kind = call.b.transposed ? AmxKind::kForward : AmxKind::kInputGradient;
+  const bool amx =
+      narrow && matmul.UsesAmx() && call.m <= call.groups * kAmxMaxRows[static_cast<int>(kind)];
+  // What kernels for one size do better: w^T, and bfloat16.
+  const bool sized = !amx && matmul.sized_kernels() && (call.b.transposed || narrow);
+  const Kernel kernel = sized ? Kernel::kThisSize : Kernel::kAnySize;
+  const bool copies = !native || transpose;
+  return {.inputs = inputs,
+          .output = narrow && (sized || amx) ? call.c.dtype : DType::kF32,
+          .kernel = kernel,
+          .transpose_a = false,
+          .transpose_b = transpose,
+          .depth = std::max<int64_t>(1, copies ? std::min(call.k, kCopiedDepth) : call.k),
+          .tile = TileFor(CutFor(matmul, amx), kernel, call.m, call.n)};
+}
+
+// Of dw = dy^T * x: a is transposed, and k, the number of tokens, is data.
+Method WeightMethod(const Matmul& matmul, const Call& call) {
+  const bool native = IsNative(matmul, call.a.dtype, call.b.dtype);
+  const DType inputs = native ? call.a.dtype : DType::kF32;
+  const bool amx = inputs == DType::kBF16 && matmul.UsesAmx();
+  const bool transpose = TransposesOperands(matmul);
+  const bool copies = !native || transpose;
+  return {.inputs = inputs,
+          .output = amx ? call.c.dtype : DType::kF32,
+          .kernel = Kernel::kAnySize,
+          .transpose_a = copies,
+          .transpose_b = transpose,
+          .depth = copies ? kCopiedTokens : std::max<int64_t>(1, call.k),
+          .tile = TileFor(CutFor(matmul, amx), Kernel::kAnySize, call.m, call.n)};
+}
+
+struct Tile {
+  int64_t group, row, rows, column, columns;
+};
+
+// Runs the tiles of a call. What a tile takes and how it is computed are one function each of call
+// and method, for the plan as for the run.
+class TiledProducts {
+ public:
+  TiledProducts(Matmul& matmul, const Call& call, const Method& method)
+      : matmul_(matmul), call_(call), method_(method) {
+    const TileSize tile = method.tile;
+    const auto bytes = [](int64_t elements, DType dtype) {
+      return Arena::Aligned(elements * BytesOf(dtype));
+    };
+    if (method.copies_a(call)) a_bytes_ = bytes(tile.rows * a_copy_stride(), method.inputs);
+    if (method.copies_b(call)) {
+      const int64_t b_rows = b_copy_transposed() ? tile.columns : method.depth;
+      b_bytes_ = bytes(b_rows * b_copy_stride(), method.inputs);
+    }
+    if (call.c.dtype != method.output || method.kernel == Kernel::kThisSize) {
+      c_bytes_ = bytes(tile.rows * tile.columns, method.output);
+    }
+    ForEachProduct([&](const Product& product) {
+      pad_bytes_ = std::max(pad_bytes_, Arena::Aligned(matmul.ScratchBytes(product)));
+    });
+  }
+
+  // Of one thread.
+  int64_t scratch_bytes() const { return a_bytes_ + b_bytes_ + c_bytes_ + pad_bytes_; }
+
+  // Consecutive tiles share their columns, so that what is copied of b is used again.
+  void AddTiles(const Group& group, std::vector<Tile>& tiles) {
+    const auto [rows, columns] = method_.tile;
+    for (int64_t column = 0; column < call_.n; column += columns) {
+      for (int64_t row = 0; row < group.rows; row += rows) {
+        tiles.push_back({static_cast<int64_t>(groups_.size()), row,
+                         std::min(rows, group.rows - row), column,
+                         std::min(columns, call_.n - column)});
+      }
+    }
+    groups_.push_back(group);
+  }
+
+  // What of b is in a thread's copy.
+  struct CopyOfB {
+    int64_t group = -1, column = 0, depth = 0;
+    bool operator==(const CopyOfB&) const = default;
+  };
+
+  void Run(const Tile& tile, std::byte* scratch, CopyOfB& copied) const {
+    const Group& group = groups_[static_cast<size_t>(tile.group)];
+    const int64_t rows = method_.kernel_rows(tile.rows);
+    const bool copy_a = method_.copies_a(call_);
+    const bool copy_b = method_.copies_b(call_);
+    const bool copy_c = call_.c.dtype != method_.output || rows != tile.rows;
+    std::byte* const b_copy = scratch + a_bytes_;
+    std::byte* const c_copy = b_copy + b_bytes_;
+    const std::span<std::byte> pad(c_copy + c_bytes_, static_cast<size_t>(pad_bytes_));
+    // A tile is padded with the rows after it, whoever they belong to, or with those before it
+    // where there are none.
+    const int64_t row = group.row + tile.row;
+    const int64_t before = copy_a ? 0 : std::max<int64_t>(0, row + rows - call_.m);
+
+    const MatrixBlock c = BlockOf(call_.c, group.c, tile.row, tile.column);
+    const MatrixBlock sums = copy_c ? MatrixBlock{c_copy, method_.output, method_.tile.columns} : c;
+    if (copy_c && call_.add) CopyBlock(c, tile.rows, tile.columns, sums.At(before, 0));
+    for (int64_t first = 0; first == 0 || first < call_.k; first += method_.depth) {
+      const int64_t depth = std::min(method_.depth, call_.k - first);
+      Product product = ProductOf(rows, tile.columns, depth, first > 0, copy_c);
+      const MatrixBlock a = BlockOf(call_.a, call_.a.data, row - before, first);
+      product.a.data = copy_a ? scratch : a.data;
+      if (copy_a) CopyA(a, tile.rows, depth, {scratch, product.a.dtype, product.a.stride});
+      const MatrixBlock b = BlockOf(call_.b, group.b, first, tile.column);
+      product.b.data = copy_b ? b_copy : b.data;
+      if (const CopyOfB wanted{tile.group, tile.column, first}; copy_b && copied != wanted) {
+        CopyB(b, depth, tile.columns, {b_copy, product.b.dtype, product.b.stride});
+        copied = wanted;
+      }
+      product.c.data = sums.data;
+      matmul_.Run(product, pad);
+    }
+    if (copy_c) CopyBlock(sums.At(before, 0), tile.rows, tile.columns, c);
+  }
+
+ private:
+  // All that is known of a tile's product but where its operands lie. `copy_c`: it writes a copy.
+  Product ProductOf(int64_t rows, int64_t columns, int64_t depth, bool further, bool copy_c) const {
+    Product product{.m = rows,
+                    .n = columns,
+                    .k = depth,
+                    .a = call_.a,
+                    .b = call_.b,
+                    .c = call_.c,
+                    .add = call_.add || further,
+                    .kernel = method_.kernel};
+    if (method_.copies_a(call_)) {
+      product.a.dtype = method_.inputs;
+      product.a.stride = a_copy_stride();
+      product.a.transposed = call_.a.transposed && !method_.transpose_a;
+    }
+    if (method_.copies_b(call_)) {
+      product.b.dtype = method_.inputs;
+      product.b.stride = b_copy_stride();
+      product.b.transposed = b_copy_transposed();
+    }
+    if (copy_c) {
+      product.c.dtype = method_.output;
+      product.c.stride = method_.tile.columns;
+    }
+    return product;
+  }
+
+  // Calls visit(product) for each product that Run may come to.
+  template <typename Visit>
+  void ForEachProduct(const Visit& visit) const {
+    const auto [tile_rows, tile_columns] = method_.tile;
+    const int64_t k = std::max<int64_t>(1, call_.k);  // no tokens, no product
+    std::vector<int64_t> row_counts = {tile_rows,
+                                       method_.kernel_rows((call_.m - 1) % tile_rows + 1)};
+    // How the rows fall into groups is data. Kernels for any size do not ask.
+    if (call_.groups > 1 && method_.kernel == Kernel::kThisSize) {
+      row_counts.clear();
+      for (int64_t rows = 1; rows <= tile_rows; ++rows) {
+        if (PaddedRows(rows) == rows) row_counts.push_back(rows);
+      }
+    }
+    for (const int64_t rows : row_counts) {
+      for (const int64_t columns : {tile_columns, (call_.n - 1) % tile_columns + 1}) {
+        for (const int64_t depth : {std::min(method_.depth, k), (k - 1) % method_.depth + 1}) {
+          for (const bool further : {false, true}) {
+            for (const bool copy_c : {false, true}) {
+              if (further && k <= method_.depth) continue;
+              if (!copy_c && call_.c.dtype != method_.output) continue;
+              visit(ProductOf(rows, columns, depth, further, copy_c));
+            }
+          }
+        }
+      }
+    }
+  }
+
+  int64_t a_copy_stride() const { return method_.depth + kStridePadding; }
+  bool b_copy_transposed() const { return call_.b.transposed || method_.transpose_b; }
+  int64_t b_copy_stride() const {
+    return b_copy_transposed() ? method_.depth + kStridePadding : method_.tile.columns;
+  }
+
+  void CopyA(const MatrixBlock& a, int64_t rows, int64_t depth, const MatrixBlock& copy) const {
+    if (method_.transpose_a) {
+      Transpose(a, depth, rows, copy);
+    } else {
+      CopyBlock(a, rows, depth, copy);
+    }
+  }
+  void CopyB(const MatrixBlock& b, int64_t depth, int64_t columns, const MatrixBlock& copy) const {
+    if (method_.transpose_b) {
+      Transpose(b, depth, columns, copy);
+    } else if (call_.b.transposed) {
+      CopyBlock(b, columns, depth, copy);
+    } else {
+      CopyBlock(b, depth, columns, copy);
+    }
+  }
+
+  // The block of an operand that starts at (row, column) as the product uses it.
+  static MatrixBlock BlockOf(const Operand& operand, std::byte* data, int64_t row, int64_t column) {
+    const MatrixBlock whole{data, operand.dtype, operand.stride};
+    return operand.transposed ? whole.At(column, row) : whole.At(row, column);
+  }
+
+  Matmul& matmul_;
+  Call call_;
+  Method method_;
+  std::vector<Group> groups_;
+  int64_t a_bytes_ = 0;
+  int64_t b_bytes_ = 0;
+  int64_t c_bytes_ = 0;
+  int64_t pad_bytes_ = 0;
+};
+
+// Takes what the call needs from the arena, and runs it on `groups`.
+void RunCall(Backend& backend, Matmul& matmul, const Call& call, const Method& method,
+             std::span<const Group> groups) {
+  Arena& arena = backend.arena();
+  const Arena::Frame frame(arena);
+  TiledProducts products(matmul, call, method);
+  const int64_t bytes = products.scratch_bytes();
+  const TensorView scratch =
+      arena.Allocate(Memory::kScratch, DType::kU8, {MaxThreads(), bytes}, "linear.scratch");
+  if (backend.dry()) return;
+  std::vector<Tile> tiles;
+  for (const Group& group : groups) products.AddTiles(group, tiles);
+  std::vector<TiledProducts::CopyOfB> copied(static_cast<size_t>(MaxThreads()));
+  ParallelFor(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t) {
+    const int thread = omp_get_thread_num();
+    products.Run(tiles[static_cast<size_t>(begin)], scratch.data + thread * bytes,
+                 copied[static_cast<size_t>(thread)]);
+  });
 }
 
 Operand OperandOf(TensorView view, bool transposed = false) {
   return {view.data, view.dtype, view.columns(), transposed};
 }
 
-// Rows of a weight that are in float32 at the same time.
-int64_t SliceRows(TensorView w) {
-  if (w.dtype == DType::kF32) return w.rows();
-  const int64_t fitting = kUpcastBytes / (w.columns() * BytesOf(DType::kF32));
-  return std::min(w.rows(), std::max<int64_t>(fitting, 1));
-}
-
-struct Task {
-  int64_t group, first_row, rows;
-};
-
-// Consecutive tasks of at most `limit` rows that together cover every group's rows.
-std::vector<Task> TasksOf(std::span<const int64_t> offsets, int64_t limit) {
-  std::vector<Task> tasks;
-  for (size_t group = 0; group + 1 < offsets.size(); ++group) {
-    for (int64_t row = offsets[group]; row < offsets[group + 1]; row += limit) {
-      tasks.push_back(
-          {static_cast<int64_t>(group), row, std::min(limit, offsets[group + 1] - row)});
-    }
-  }
-  return tasks;
-}
-
-// y = x * w^T (`w_transposed`) or x * w, on each group's rows, with its own weight.
-struct RowProducts {
-  TensorView x;
-  std::span<const TensorView> w;
-  bool w_transposed;
-  TensorView y;
-  bool add;
-
-  int64_t out_width() const { return y.columns(); }
-  int64_t in_width() const { return x.columns(); }
-
-  Product On(const Task& task, TensorView x_rows, TensorView weight, TensorView y_rows) const {
-    return {
-        .m = task.rows,
-        .n = out_width(),
-        .k = in_width(),
-        .a = OperandOf(x_rows),
-        .b = OperandOf(weight, w_transposed),
-        .c = OperandOf(y_rows),
-        .add = add,
-        .kernel = w_transposed || weight.dtype == DType::kBF16 ? Kernel::kBlocked : Kernel::kAnyM};
-  }
-
-  // What the weight's rows from `first` on, held in `slice`, contribute to `whole`: some columns of
-  // y, or a term of its sum.
-  Product OnSlice(const Product& whole, int64_t first, TensorView slice) const {
-    Product product = whole;
-    product.b = OperandOf(slice, w_transposed);
-    Operand& cut = w_transposed ? product.c : product.a;
-    if (cut.data != nullptr) cut.data += first * BytesOf(cut.dtype);
-    (w_transposed ? product.n : product.k) = slice.rows();
-    product.add |= !w_transposed && first > 0;
-    return product;
-  }
-};
-
-void CheckRowProducts(const RowProducts& products) {
-  const TensorView& x = products.x;
-  const TensorView& y = products.y;
+// y = x * w^T (`w_transposed`) or x * w on each group's rows, `offsets[g]` to `offsets[g + 1]`,
+// with its own weight. Without offsets in a dry run.
+void RunRows(Backend& backend, Matmul& matmul, TensorView x, std::span<const int64_t> offsets,
+             std::span<const TensorView> w, bool w_transposed, TensorView y, bool add) {
   TERRACE_CHECK(x.rows() == y.rows(), "{} {} and {} {}", x.name, x.shape.ToString(), y.name,
                 y.shape.ToString());
-  const int64_t out = products.out_width();
-  const int64_t in = products.in_width();
-  const Shape expected = products.w_transposed ? Shape{out, in} : Shape{in, out};
-  for (const TensorView& w : products.w) {
-    TERRACE_CHECK(w.shape == expected && w.dtype == products.w[0].dtype, "{}: {} {}, not {}",
-                  w.name, NameOf(w.dtype), w.shape.ToString(), expected.ToString());
+  const int64_t out = y.columns();
+  const int64_t in = x.columns();
+  const Shape expected = w_transposed ? Shape{out, in} : Shape{in, out};
+  for (const TensorView& weight : w) {
+    TERRACE_CHECK(weight.shape == expected && weight.dtype == w[0].dtype, "{}: {} {}, not {}",
+                  weight.name, NameOf(weight.dtype), weight.shape.ToString(), expected.ToString());
   }
-}
-
-// Room for `shape` in float32 where `like` is of another dtype.
-TensorView UpcastScratch(Arena& arena, TensorView like, Shape shape, const char* name) {
-  if (like.dtype == DType::kF32) return {};
-  return arena.Allocate(Memory::kScratch, DType::kF32, shape, name);
-}
-
-// A view in float32, or in place of another the room for its copy.
-TensorView UpcastView(TensorView view, TensorView wide) { return wide.empty() ? view : wide; }
-
-// `rows` in float32 already, or the room for their copy at the start of `wide`.
-TensorView UpcastRows(TensorView rows, TensorView wide) {
-  return wide.empty() ? rows : wide.Rows(0, rows.rows());
-}
-
-// Dtypes that oneDNN does not take as they are go through float32 copies, some rows at a time.
-void RunUpcast(Backend& backend, Matmul& matmul, const RowProducts& products,
-               std::span<const Task> tasks) {
-  Arena& arena = backend.arena();
-  const Arena::Frame frame(arena);
-  const TensorView any_w = products.w[0];
-  const int64_t slice_rows = SliceRows(any_w);
-  const TensorView upcast_w =
-      UpcastScratch(arena, any_w, {slice_rows, any_w.columns()}, "linear.upcast_w");
-  const TensorView upcast_x =
-      UpcastScratch(arena, products.x, {kUpcastRows, products.in_width()}, "linear.upcast_x");
-  const TensorView upcast_y =
-      UpcastScratch(arena, products.y, {kUpcastRows, products.out_width()}, "linear.upcast_y");
-  int64_t bytes = 0;
-  for (const int64_t rows : {slice_rows, (any_w.rows() - 1) % slice_rows + 1}) {
-    const TensorView slice = UpcastView(any_w, upcast_w).Rows(0, rows);
-    const Product largest =
-        products.OnSlice(products.On({0, 0, kUpcastRows}, UpcastView(products.x, upcast_x), slice,
-                                     UpcastView(products.y, upcast_y)),
-                         0, slice);
-    bytes = std::max(
-        bytes, matmul.ScratchBound(largest, Matmul::Axis::kM, kUpcastRows, /*parallel=*/true));
+  if (x.rows() == 0) return;
+  const Call call{.groups = static_cast<int64_t>(w.size()),
+                  .m = x.rows(),
+                  .n = out,
+                  .k = in,
+                  .a = OperandOf(x),
+                  .b = OperandOf(w[0], w_transposed),
+                  .c = OperandOf(y),
+                  .add = add};
+  std::vector<Group> groups;
+  for (size_t g = 0; g + 1 < offsets.size(); ++g) {
+    const int64_t first = offsets[g];
+    const int64_t rows = offsets[g + 1] - first;
+    if (rows == 0) continue;
+    groups.push_back({w[g].data, y.data + first * out * BytesOf(y.dtype), first, rows});
   }
-  const TensorView pad =
-      arena.Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
-  if (backend.dry()) return;
-
-  std::pair<int64_t, int64_t> upcast{-1, -1};  // the group and first row of what is in upcast_w
-  for (const Task& task : tasks) {
-    const TensorView weight = products.w[static_cast<size_t>(task.group)];
-    const TensorView x_rows = products.x.Rows(task.first_row, task.rows);
-    const TensorView y_rows = products.y.Rows(task.first_row, task.rows);
-    const TensorView x = UpcastRows(x_rows, upcast_x);
-    const TensorView y = UpcastRows(y_rows, upcast_y);
-    if (!upcast_x.empty()) backend.Copy(x_rows, x);
-    if (!upcast_y.empty() && products.add) backend.Copy(y_rows, y);
-    for (int64_t first = 0; first < weight.rows(); first += slice_rows) {
-      const TensorView rows = weight.Rows(first, std::min(slice_rows, weight.rows() - first));
-      const TensorView slice = UpcastRows(rows, upcast_w);
-      if (!upcast_w.empty() && upcast != std::pair(task.group, first)) {
-        backend.Copy(rows, slice);
-        upcast = {task.group, first};
-      }
-      matmul.Run(products.OnSlice(products.On(task, x, slice, y), first, slice),
-                 /*parallel=*/true, pad.data, pad.bytes());
-    }
-    if (!upcast_y.empty()) backend.Copy(y, y_rows);
-  }
-}
-
-void RunTasks(Backend& backend, Matmul& matmul, const RowProducts& products,
-              std::span<const Task> tasks, int64_t task_rows) {
-  Arena& arena = backend.arena();
-  const Arena::Frame frame(arena);
-  const Product largest = products.On({0, 0, task_rows}, products.x, products.w[0], products.y);
-  const int64_t bound =
-      RoundUp(matmul.ScratchBound(largest, Matmul::Axis::kM, task_rows, /*parallel=*/false),
-              Arena::kAlignment);
-  const TensorView pads = arena.Allocate(Memory::kScratch, DType::kF32, {MaxThreads(), bound / 4},
-                                         "linear.scratchpads");
-  if (backend.dry()) return;
-  ParallelFor(static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t) {
-    const Task& task = tasks[static_cast<size_t>(begin)];
-    matmul.Run(products.On(task, products.x.Rows(task.first_row, task.rows),
-                           products.w[static_cast<size_t>(task.group)],
-                           products.y.Rows(task.first_row, task.rows)),
-               /*parallel=*/false, pads.data + omp_get_thread_num() * bound, bound);
-  });
-}
-
-// dw (+)= dy^T * x, some tokens and some rows of dw at a time.
-void RunUpcastWeight(Backend& backend, Matmul& matmul, TensorView dy, TensorView x, TensorView dw,
-                     bool add) {
-  Arena& arena = backend.arena();
-  const TensorView upcast_dy =
-      UpcastScratch(arena, dy, {kUpcastRows, dy.columns()}, "linear.upcast_dy");
-  const TensorView upcast_x =
-      UpcastScratch(arena, x, {kUpcastRows, x.columns()}, "linear.upcast_x");
-  const int64_t slice_rows = SliceRows(dw);
-  const TensorView upcast_dw =
-      UpcastScratch(arena, dw, {slice_rows, dw.columns()}, "linear.upcast_dw");
-  const auto product = [&](TensorView dy_tokens, int64_t first, TensorView x_tokens,
-                           TensorView slice) {
-    Operand columns = OperandOf(dy_tokens, /*transposed=*/true);
-    if (columns.data != nullptr) columns.data += first * BytesOf(columns.dtype);
-    return Product{.m = slice.rows(),
-                   .n = x.columns(),
-                   .k = x_tokens.rows(),
-                   .a = columns,
-                   .b = OperandOf(x_tokens),
-                   .c = OperandOf(slice),
-                   .add = true,
-                   .kernel = Kernel::kAnyK};
-  };
-  int64_t bytes = 0;
-  for (const int64_t rows : {slice_rows, (dw.rows() - 1) % slice_rows + 1}) {
-    Product largest = product(UpcastView(dy, upcast_dy), 0, UpcastView(x, upcast_x),
-                              UpcastView(dw, upcast_dw).Rows(0, rows));
-    largest.k = kUpcastRows;
-    bytes = std::max(bytes, matmul.ScratchBytes(largest, /*parallel=*/true));
-  }
-  const TensorView pad =
-      arena.Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4}, "linear.scratchpad");
-  if (backend.dry()) return;
-
-  const auto upcast = [&](TensorView view, int64_t first, int64_t count, TensorView wide) {
-    const TensorView rows = view.Rows(first, count);
-    const TensorView copy = UpcastRows(rows, wide);
-    if (!wide.empty()) backend.Copy(rows, copy);
-    return copy;
-  };
-  for (int64_t row = 0; row < dw.rows(); row += slice_rows) {
-    const TensorView target = dw.Rows(row, std::min(slice_rows, dw.rows() - row));
-    const TensorView slice = UpcastRows(target, upcast_dw);
-    if (!add) {
-      backend.Zero(slice);
-    } else if (!upcast_dw.empty()) {
-      backend.Copy(target, slice);
-    }
-    for (int64_t token = 0; token < dy.rows(); token += kUpcastRows) {
-      const int64_t tokens = std::min(kUpcastRows, dy.rows() - token);
-      matmul.Run(product(upcast(dy, token, tokens, upcast_dy), row,
-                         upcast(x, token, tokens, upcast_x), slice),
-                 /*parallel=*/true, pad.data, pad.bytes());
-    }
-    if (!upcast_dw.empty()) backend.Copy(slice, target);
-  }
-}
-
-bool IsNative(const Matmul& matmul, DType a, DType b) {
-  return a == b && (a == DType::kF32 || matmul.HasBF16());
-}
-
-void RunDense(Backend& backend, Matmul& matmul, TensorView x, TensorView w, bool w_transposed,
-              TensorView y, bool add) {
-  const RowProducts products{x, {&w, 1}, w_transposed, y, add};
-  CheckRowProducts(products);
-  const int64_t rows = x.rows();
-  const int64_t offsets[] = {0, rows};
-  if (!IsNative(matmul, x.dtype, w.dtype)) {
-    RunUpcast(backend, matmul, products, TasksOf(offsets, kUpcastRows));
-    return;
-  }
-  const int64_t threads = MaxThreads();
-  if (rows >= threads * kMinTaskRows) {
-    const int64_t task_rows =
-        std::min(kMaxTaskRows, RoundUp((rows + threads - 1) / threads, kMinTaskRows));
-    RunTasks(backend, matmul, products, TasksOf(offsets, task_rows), task_rows);
-    return;
-  }
-  const Arena::Frame frame(backend.arena());
-  const Product product = products.On({0, 0, rows}, x, w, y);
-  const int64_t bytes = matmul.ScratchBytes(product, /*parallel=*/true);
-  const TensorView pad = backend.arena().Allocate(Memory::kScratch, DType::kF32, {(bytes + 3) / 4},
-                                                  "linear.scratchpad");
-  if (!backend.dry()) matmul.Run(product, /*parallel=*/true, pad.data, pad.bytes());
+  RunCall(backend, matmul, call, RowMethod(matmul, call), groups);
 }
 
 void RunGrouped(Backend& backend, Matmul& matmul, TensorView x, TensorView offsets,
                 std::span<const TensorView> w, bool w_transposed, TensorView y, bool add) {
   TERRACE_CHECK(offsets.size() == static_cast<int64_t>(w.size()) + 1, "{} offsets of {} groups",
                 offsets.size(), w.size());
-  const RowProducts products{x, w, w_transposed, y, add};
-  CheckRowProducts(products);
-  const std::span<const int64_t> bounds =
-      backend.dry() ? std::span<const int64_t>{} : offsets.span<const int64_t>();
-  if (!IsNative(matmul, x.dtype, w[0].dtype)) {
-    RunUpcast(backend, matmul, products, TasksOf(bounds, kUpcastRows));
-    return;
-  }
-  const int64_t task_rows = std::clamp(RoundUp(x.rows() / (2 * MaxThreads()), kMinTaskRows),
-                                       kMinTaskRows, kMaxGroupedTaskRows);
-  RunTasks(backend, matmul, products, TasksOf(bounds, task_rows), task_rows);
+  RunRows(backend, matmul, x,
+          backend.dry() ? std::span<const int64_t>() : offsets.span<const int64_t>(), w,
+          w_transposed, y, add);
 }
 
 }  // namespace
 
 void CpuBackend::Linear(TensorView x, TensorView w, TensorView y, bool add) {
-  RunDense(*this, *matmul_, x, w, /*w_transposed=*/true, y, add);
+  RunRows(*this, *matmul_, x, std::array{int64_t{0}, x.rows()}, {&w, 1}, /*w_transposed=*/true, y,
+          add);
 }
 
 void CpuBackend::LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) {
-  RunDense(*this, *matmul_, dy, w, /*w_transposed=*/false, dx, add);
+  RunRows(*this, *matmul_, dy, std::array{int64_t{0}, dy.rows()}, {&w, 1}, /*w_transposed=*/false,
+          dx, add);
 }
 
 void CpuBackend::GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w,
@@ -319,57 +423,21 @@ void CpuBackend::GroupedLinearBackwardInput(TensorView dy, TensorView offsets,
 }
 
 void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) {
-  const int64_t tokens = dy.rows();
   const int64_t out = dy.columns();
   const int64_t in = x.columns();
-  TERRACE_CHECK(x.rows() == tokens && dw.shape == (Shape{out, in}), "{} {}, {} {}, {} {}", dy.name,
-                dy.shape.ToString(), x.name, x.shape.ToString(), dw.name, dw.shape.ToString());
-  const Arena::Frame frame(arena());
-  if (!IsNative(*matmul_, dy.dtype, x.dtype)) {
-    RunUpcastWeight(*this, *matmul_, dy, x, dw, add);
-    return;
-  }
-
-  // A task is some rows of dw, that is, some columns of dy.
-  const int64_t threads = MaxThreads();
-  const bool parallel = out < threads * kMinTaskRows;
-  const int64_t task_rows = parallel ? out : RoundUp((out + threads - 1) / threads, kMinTaskRows);
-  const auto product = [&](int64_t first, int64_t rows) {
-    Operand columns = OperandOf(dy, /*transposed=*/true);
-    Operand result = OperandOf(dw);
-    if (dy.data != nullptr) {
-      columns.data += first * BytesOf(dy.dtype);
-      result.data += first * in * BytesOf(dw.dtype);
-    }
-    return Product{.m = rows,
-                   .n = in,
-                   .k = tokens,
-                   .a = columns,
-                   .b = OperandOf(x),
-                   .c = result,
-                   .add = add,
-                   .kernel = dw.dtype == DType::kF32 ? Kernel::kAnyK : Kernel::kBlocked};
-  };
-  // Scratch depends on the widths only: how many tokens reach an expert is data.
-  const int64_t tasks = (out + task_rows - 1) / task_rows;
-  const int64_t last_rows = out - (tasks - 1) * task_rows;
-  const int64_t bound = RoundUp(
-      std::max(
-          matmul_->ScratchBound(product(0, task_rows), Matmul::Axis::kK, kSampledTokens, parallel),
-          matmul_->ScratchBound(product(0, last_rows), Matmul::Axis::kK, kSampledTokens, parallel)),
-      Arena::kAlignment);
-  const TensorView pads =
-      arena().Allocate(Memory::kScratch, DType::kF32, {tasks, bound / 4}, "linear.scratchpads");
-  if (dry()) return;
-  if (parallel) {
-    matmul_->Run(product(0, out), parallel, pads.data, bound);
-    return;
-  }
-  ParallelFor(tasks, 1, [&](int64_t task, int64_t) {
-    const int64_t first = task * task_rows;
-    matmul_->Run(product(first, std::min(task_rows, out - first)), parallel,
-                 pads.data + task * bound, bound);
-  });
+  TERRACE_CHECK(x.rows() == dy.rows() && dw.shape == (Shape{out, in}), "{} {}, {} {}, {} {}",
+                dy.name, dy.shape.ToString(), x.name, x.shape.ToString(), dw.name,
+                dw.shape.ToString());
+  const Call call{.groups = 1,
+                  .m = out,
+                  .n = in,
+                  .k = dy.rows(),
+                  .a = OperandOf(dy, /*transposed=*/true),
+                  .b = OperandOf(x),
+                  .c = OperandOf(dw),
+                  .add = add};
+  const Group group{x.data, dw.data, 0, out};
+  RunCall(*this, *matmul_, call, WeightMethod(*matmul_, call), {&group, 1});
 }
 
 }  // namespace terrace

@@ -74,7 +74,8 @@ struct Projection {
             .k = side(),
             .a = wide() ? projector.AsOperand() : block.AsOperand(),
             .b = wide() ? block.AsOperand() : projector.AsOperand(/*transposed=*/true),
-            .c = projected.AsOperand()};
+            .c = projected.AsOperand(),
+            .kernel = Kernel::kThisSize};
   }
   Product ProjectBack(const MatrixBlock& projector, const MatrixBlock& projected,
                       const MatrixBlock& block, int64_t number) const {
@@ -83,7 +84,8 @@ struct Projection {
             .k = rank,
             .a = wide() ? projector.AsOperand(/*transposed=*/true) : projected.AsOperand(),
             .b = wide() ? projected.AsOperand() : projector.AsOperand(),
-            .c = block.AsOperand()};
+            .c = block.AsOperand(),
+            .kernel = Kernel::kThisSize};
   }
   // Adds a block's part of the Gram matrix to one of its tiles.
   Product AddGram(const MatrixBlock& block, const MatrixBlock& gram, int64_t number, int64_t i,
@@ -98,7 +100,8 @@ struct Projection {
             .a = a.AsOperand(!wide()),
             .b = b.AsOperand(wide()),
             .c = gram.At(first, second).AsOperand(),
-            .add = true};
+            .add = true,
+            .kernel = Kernel::kThisSize};
   }
 
   // --- Memory ---
@@ -123,14 +126,14 @@ struct Pads {
   int64_t lapack_bytes;
 };
 
+// Of all products that a step and a search for the subspace run.
 Pads PadsOf(const Projection& shape, Matmul& matmul) {
   Pads pads{0, 0, Arena::Aligned(EigenvectorWorkBytes(shape.side(), shape.rank))};
   const auto consider = [&](const Product& product, int64_t& bytes) {
-    bytes = std::max(bytes, Arena::Aligned(matmul.ScratchBytes(product, /*parallel=*/false)));
+    bytes = std::max(bytes, Arena::Aligned(matmul.ScratchBytes(product)));
   };
   const MatrixBlock projector{nullptr, DType::kF32, shape.side()};
-  const int64_t last_tile = shape.tiles().parts.count() - 1;
-  for (const int64_t number : {int64_t{0}, shape.blocks().count() - 1}) {
+  for (int64_t number = 0; number < shape.blocks().count(); ++number) {
     const MatrixBlock projected = shape.OwnProjected(nullptr, number);
     // A float32 gradient is multiplied where it lies.
     const MatrixBlock in_place{nullptr, DType::kF32, shape.columns};
@@ -138,9 +141,10 @@ Pads PadsOf(const Projection& shape, Matmul& matmul) {
     consider(shape.ProjectBack(projector, projected, own, number), pads.product_bytes);
     for (const MatrixBlock& block : {in_place, own}) {
       consider(shape.Project(projector, block, projected, number), pads.product_bytes);
-      for (const auto& [i, j] :
-           {std::pair<int64_t, int64_t>(0, 0), {0, last_tile}, {last_tile, last_tile}}) {
-        consider(shape.AddGram(block, projector, number, i, j), pads.refresh_product_bytes);
+      for (int64_t tile = 0; tile < shape.tiles().count(); ++tile) {
+        shape.tiles().At(tile, [&](int64_t i, int64_t j) {
+          consider(shape.AddGram(block, projector, number, i, j), pads.refresh_product_bytes);
+        });
       }
     }
   }
@@ -203,15 +207,14 @@ class Galore final : public Rule {
       std::byte* const memory = context.scratch + slot * slot_bytes;
       const MatrixBlock own = shape.OwnBlock(memory, block);
       const MatrixBlock projected = shape.OwnProjected(memory + shape.block_bytes(), block);
-      std::byte* const pad = memory + shape.block_bytes() + shape.projected_bytes();
+      const std::span<std::byte> pad(memory + shape.block_bytes() + shape.projected_bytes(),
+                                     static_cast<size_t>(pads.product_bytes));
       const MatrixBlock upcast_gradient = Upcast(shape, MatrixOf(gradient), block, own);
-      matmul_.Run(shape.Project(projector, upcast_gradient, projected, block), /*parallel=*/false,
-                  pad, pads.product_bytes);
+      matmul_.Run(shape.Project(projector, upcast_gradient, projected, block), pad);
       kernels::ToAdamDirection(projected, shape.BlockOf(MatrixOf(state[1]), block),
                                shape.BlockOf(MatrixOf(state[2]), block),
                                shape.projected_rows(block), shape.projected_columns(block), adam);
-      matmul_.Run(shape.ProjectBack(projector, projected, own, block), /*parallel=*/false, pad,
-                  pads.product_bytes);
+      matmul_.Run(shape.ProjectBack(projector, projected, own, block), pad);
       kernels::Descend(shape.BlockOf(MatrixOf(parameter.value), block), keep, own, size,
                        shape.block_rows(block), shape.block_columns(block), context.rounding_key,
                        StripesOf(shape, block));
@@ -261,8 +264,9 @@ class Galore final : public Rule {
           Upcast(shape, MatrixOf(gradient), block, shape.OwnBlock(rest, block));
       ForTasks(shape.tiles().count(), Slots(context.all_threads), [&](int64_t task, int64_t slot) {
         shape.tiles().At(task, [&](int64_t i, int64_t j) {
-          matmul_.Run(shape.AddGram(upcast_gradient, gram, block, i, j), /*parallel=*/false,
-                      products + slot * pads.refresh_product_bytes, pads.refresh_product_bytes);
+          matmul_.Run(shape.AddGram(upcast_gradient, gram, block, i, j),
+                      {products + slot * pads.refresh_product_bytes,
+                       static_cast<size_t>(pads.refresh_product_bytes)});
         });
       });
     }

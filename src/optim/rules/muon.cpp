@@ -90,7 +90,8 @@ struct NewtonSchulz {
             .k = length(),
             .a = a.AsOperand(!wide()),
             .b = b.AsOperand(wide()),
-            .c = gram.At(first, second).AsOperand()};
+            .c = gram.At(first, second).AsOperand(),
+            .kernel = Kernel::kThisSize};
   }
   Product Square(const MatrixBlock& gram, const MatrixBlock& square, int64_t i, int64_t j) const {
     const Parts parts = tiles().parts;
@@ -100,7 +101,8 @@ struct NewtonSchulz {
             .k = side(),
             .a = gram.At(first, 0).AsOperand(),
             .b = gram.At(second, 0).AsOperand(/*transposed=*/true),
-            .c = square.At(first, second).AsOperand()};
+            .c = square.At(first, second).AsOperand(),
+            .kernel = Kernel::kThisSize};
   }
   // `copy` has the block as CopyBlock leaves it.
   Product Step(const MatrixBlock& polynomial, const MatrixBlock& copy, const MatrixBlock& x,
@@ -111,7 +113,8 @@ struct NewtonSchulz {
             .k = side(),
             .a = (wide() ? polynomial : copy).AsOperand(),
             .b = (wide() ? copy : polynomial).AsOperand(/*transposed=*/true),
-            .c = BlockOf(x, block).AsOperand()};
+            .c = BlockOf(x, block).AsOperand(),
+            .kernel = Kernel::kThisSize};
   }
   // copy[count, side] = a block of rows, or a block of columns as rows.
   void CopyBlock(const MatrixBlock& x, int64_t block, const MatrixBlock& copy) const {
@@ -139,21 +142,21 @@ struct NewtonSchulz {
   }
   int64_t most_tasks() const { return std::max(tiles().count(), blocks().count()); }
 
-  // Of one product, the most.
+  // Of one product, the most: of all that Iterate runs.
   int64_t PadBytes(Matmul& matmul) const {
     const MatrixBlock x{nullptr, dtype, columns};
     const MatrixBlock square{nullptr, dtype, side()};
     int64_t bytes = 0;
     const auto consider = [&](const Product& product) {
-      bytes = std::max(bytes, matmul.ScratchBytes(product, /*parallel=*/false));
+      bytes = std::max(bytes, matmul.ScratchBytes(product));
     };
-    const int64_t last_tile = tiles().parts.count() - 1;
-    for (const auto& [i, j] :
-         {std::pair<int64_t, int64_t>(0, 0), {0, last_tile}, {last_tile, last_tile}}) {
-      consider(Gram(x, square, i, j));
-      consider(Square(square, square, i, j));
+    for (int64_t tile = 0; tile < tiles().count(); ++tile) {
+      tiles().At(tile, [&](int64_t i, int64_t j) {
+        consider(Gram(x, square, i, j));
+        consider(Square(square, square, i, j));
+      });
     }
-    for (const int64_t block : {int64_t{0}, blocks().count() - 1}) {
+    for (int64_t block = 0; block < blocks().count(); ++block) {
       consider(Step(square, square, x, block));
     }
     return Arena::Aligned(bytes);
@@ -280,7 +283,7 @@ class Muon final : public Rule {
     const MatrixBlock gram{after_x, dtype_, shape.side()};
     const MatrixBlock polynomial{after_x + shape.square_bytes(), dtype_, shape.side()};
     const auto run = [&](const Product& product, int64_t slot) {
-      matmul_.Run(product, /*parallel=*/false, pads + slot * pad_bytes, pad_bytes);
+      matmul_.Run(product, {pads + slot * pad_bytes, static_cast<size_t>(pad_bytes)});
     };
 
     const SymmetricTiles tiles = shape.tiles();
