@@ -133,7 +133,7 @@ int64_t LeftOf(const GroupVersion& version, const fs::path& root, const fs::path
     return std::accumulate(parts.begin(), parts.end(), fs::path(), std::divides<>());
   };
   std::error_code error;
-  while (!parts.empty() && !fs::is_directory(mount / joined(), error)) parts.pop_front();
+  while (!parts.empty() && !fs::is_directory(mount / parts.front(), error)) parts.pop_front();
   int64_t left = kUnlimited;
   for (;; parts.pop_back()) {
     const fs::path group = mount / joined();
