@@ -240,12 +240,12 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
   summary.learning_rate = ScheduleOf(config).peak;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
-  if (!options.overcommit) {
+  const int64_t needed_bytes = summary.plan.total_peak_bytes;
+  const bool refused = !options.overcommit && needed_bytes > summary.free_bytes;
+  if (!options.overcommit && !refused) {
     RequireRoomForCheckpoints(run.checkpoints(), CheckpointBytesOf(config), training.keep,
                               SavesAfter(summary.first_step, training));
   }
-  const int64_t needed_bytes = summary.plan.total_peak_bytes;
-  const bool refused = !options.overcommit && needed_bytes > summary.free_bytes;
   if (!resume && !refused) CreateFolder(run, config_toml, corpus.tokenizer, lock);
   if (callbacks.begin) callbacks.begin(summary);
   if (refused) {
