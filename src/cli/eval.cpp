@@ -29,7 +29,7 @@ void RunEval(const EvalFlags& flags) {
   const RunConfig& config = stored.config;
   const Dataset dataset(flags.data.empty() ? config.data.folder : flags.data.string(), Split::kVal,
                         config.model.vocab_size);
-  EvaluationShape shape{config.training.micro_batch, config.training.sequence_length,
+  EvaluationShape shape{config.training.micro_batch_size, config.training.sequence_length,
                         flags.batches};
   if (flags.batches == 0) {
     shape.max_batches = dataset.size() / (shape.sequences * shape.length) + 1;

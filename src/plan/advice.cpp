@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -62,17 +61,17 @@ Choices MicroBatches(const RunConfig& config) {
   Choices choices(1);
   const bool balanced = config.model.router.aux_coefficient > 0;
   const TrainingConfig& training = config.training;
-  for (int64_t parts = 2; training.micro_batch % parts == 0; parts *= 2) {
-    const int64_t sequences = training.micro_batch / parts;
-    const int64_t count = training.micro_batches * parts;
+  for (int64_t parts = 2; training.micro_batch_size % parts == 0; parts *= 2) {
+    const int64_t sequences = training.micro_batch_size / parts;
+    const int64_t count = training.gradient_accumulation_steps * parts;
     if (count > kMaxMicroBatches) break;
-    choices.push_back({{fmt::format("training.micro_batch={}", sequences),
-                        fmt::format("training.micro_batches={}", count)},
+    choices.push_back({{fmt::format("training.micro_batch_size={}", sequences),
+                        fmt::format("training.gradient_accumulation_steps={}", count)},
                        2 * std::log2(static_cast<double>(parts)),
                        balanced,
                        [=](RunConfig& c) {
-                         c.training.micro_batch = sequences;
-                         c.training.micro_batches = count;
+                         c.training.micro_batch_size = sequences;
+                         c.training.gradient_accumulation_steps = count;
                        }});
   }
   return choices;
@@ -99,15 +98,12 @@ Choices Precisions(const RunConfig& config) {
 }
 
 // Momentum of bfloat16 in every population whose rule keeps one of float32.
-Choices Momenta(const RunConfig& config, bool runnable) {
+Choices Momenta(const ResolvedRun& run, bool runnable) {
+  const RunConfig& config = run.config;
   Choices choices(1);
-  std::set<Population> present;
-  for (const Parameter& parameter : ParametersOf(config.model)) {
-    present.insert(parameter.population);
-  }
   std::vector<Population> populations;
-  for (const PolicyEntry& entry : PolicyOf(config).entries) {
-    if (runnable && !present.contains(entry.population)) continue;
+  for (const PolicyEntry& entry : run.policy.entries) {
+    if (runnable && !config.model.Has(entry.population)) continue;
     const Settings settings = CompleteSettings(entry.rule, entry.settings);
     const auto momentum = settings.find("momentum");
     if (momentum == settings.end()) continue;
@@ -149,13 +145,14 @@ struct Combination {
 
 class Search {
  public:
-  Search(const RunConfig& config, bool runnable) : config_(config) {
+  Search(const ResolvedRun& run, bool runnable) : config_(run.config) {
+    const RunConfig& config = run.config;
     // The policy comes first: what is laid over one does not fit another.
     kinds_ = {Policies(config),
               Sinks(config),
               GradientTypes(config),
               Precisions(config),
-              Momenta(config, runnable),
+              Momenta(run, runnable),
               runnable ? Recomputation(config) : Choices(1),
               runnable ? MicroBatches(config) : Choices(1)};
     Combination combination;
@@ -216,8 +213,7 @@ class Search {
     if (!is_new) return known->second;
     Suggestion suggestion = SuggestionOf(combination);
     try {
-      const RunConfig changed = Apply(combination);
-      CheckConfig(changed);
+      const ResolvedRun changed(Apply(combination));
       suggestion.peak_bytes = planner(changed);
     } catch (const Error&) {
       return std::nullopt;
@@ -293,9 +289,8 @@ class Search {
 
 }  // namespace
 
-Advice Advise(const RunConfig& config, int64_t budget_bytes, const Planner& planner,
-              bool runnable) {
-  return Search(config, runnable).Run(budget_bytes, planner);
+Advice Advise(const ResolvedRun& run, int64_t budget_bytes, const Planner& planner, bool runnable) {
+  return Search(run, runnable).Run(budget_bytes, planner);
 }
 
 }  // namespace terrace
