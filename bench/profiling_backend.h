@@ -70,10 +70,12 @@ class ProfilingBackend final : public Backend {
     Timed("swiglu backward",
           [&] { inner_.SwiGluBackward(dh, gate, up, row_scale, dgate, dup, drow_scale); });
   }
-  RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
-                         const Routing& routing, std::span<int64_t> counts) override {
+  RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
+                         TensorView logits, TensorView targets, const Routing& routing,
+                         std::span<int64_t> counts) override {
     RouterStatistics statistics;
-    Timed("route", [&] { statistics = inner_.Route(config, logits, targets, routing, counts); });
+    Timed("route",
+          [&] { statistics = inner_.Route(config, noise_key, logits, targets, routing, counts); });
     return statistics;
   }
   void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,

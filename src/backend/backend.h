@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -27,7 +28,6 @@
 namespace terrace {
 
 enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
-enum class RouterScore : uint8_t { kSoftmax };
 
 struct AttentionShape {
   int64_t batch;         // B
@@ -39,14 +39,12 @@ struct AttentionShape {
 };
 
 struct RouterConfig {
-  RouterScore score = RouterScore::kSoftmax;
   int64_t top_k = 1;
   // Combine weights are divided by their sum over the k selected experts.
   bool normalize_weights = true;
   float aux_coefficient = 0;  // of E * sum_e mean_probability_e * assigned_fraction_e
   float z_coefficient = 0;    // of mean(logsumexp(logits)^2)
-  float noise_scale = 0;      // logits += noise_scale * N(0, 1), keyed by `noise_key`
-  uint64_t noise_key = 0;     // one per (seed, step, layer, micro-batch)
+  float noise_scale = 0;      // logits += noise_scale * N(0, 1) in training
 };
 
 // What routing one micro-batch through one layer yields: all of it lives from forward to
@@ -142,13 +140,15 @@ class Backend {
                               TensorView dgate, TensorView dup, TensorView drow_scale) = 0;
 
   // --- Routing --------------------------------------------------------------------------------
-  // Fills every view of `routing` from logits f32 [N, E] (noise is added in place first).
+  // Fills every view of `routing` from logits f32 [N, E]. `noise_key`, one per (seed, step, layer,
+  // micro-batch): noise of config.noise_scale is added in place first; empty: none.
   // targets i32 [N]: tokens with kIgnoredTarget are routed but not counted.
   // counts: i64 [E] host array that receives the counted assignments per expert.
   // Ties go to the lower expert number; NaN counts as lower than everything. The formulas see
   // logits limited to +-1e30 and NaN as -1e30, so that all that comes out is finite.
-  virtual RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
-                                 const Routing& routing, std::span<int64_t> counts) = 0;
+  virtual RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
+                                 TensorView logits, TensorView targets, const Routing& routing,
+                                 std::span<int64_t> counts) = 0;
   // dlogits f32 [N, E] (replaced) from drow_weights f32 [R], plus the auxiliary and z loss (both
   // means over counted tokens) times `loss_scale`.
   virtual void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,

@@ -14,6 +14,7 @@ void AddEvalCommand(CLI::App& app);
 void AddGenerateCommand(CLI::App& app);
 void AddCompareCommand(CLI::App& app);
 void AddPoliciesCommand(CLI::App& app);
+void AddPresetsCommand(CLI::App& app);
 void AddTokenizerCommand(CLI::App& app);  // tokenizer train|encode|decode
 void AddDataCommand(CLI::App& app);       // data prepare|check
 

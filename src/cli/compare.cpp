@@ -11,6 +11,7 @@
 #include <set>
 
 #include "cli/commands.h"
+#include "cli/config_notices.h"
 #include "cli/stop_signals.h"
 #include "cli/streams.h"
 #include "cli/text_options.h"
@@ -49,7 +50,7 @@ std::string Quoted(const std::string& word) {
 
 std::string CommandOf(const CompareFlags& flags) {
   const StudyRequest& request = flags.request;
-  std::string command = fmt::format("terrace compare {} --out {} --policies {}",
+  std::string command = fmt::format("terrace compare {} --output {} --policies {}",
                                     Quoted(flags.config), Quoted(flags.output),
                                     Quoted(fmt::format("{}", fmt::join(request.policies, ","))));
   const auto add_list = [&](std::string_view name, const std::vector<std::string>& values) {
@@ -132,6 +133,7 @@ void RunCompare(const CompareFlags& flags) {
   const StopSignals stop("\nending after this step; once more ends at once, without saving\n");
   std::signal(SIGPIPE, SIG_IGN);  // that nobody reads the progress is no reason to stop
   const RunConfig base = LoadConfig(flags.config, flags.assignments);
+  WriteNotices(base);
   UseThreads(base.training.threads);
   const Study study = MakeStudy(base, flags.request);
   const int64_t steps = base.training.steps;
@@ -197,7 +199,7 @@ void AddCompareCommand(CLI::App& app) {
   command->add_option("config", flags->config, "The configuration of every run")
       ->required()
       ->option_text("BASE.toml");
-  command->add_option("-o,--out", flags->output, "The folder of the comparison")
+  command->add_option("-o,--output", flags->output, "The folder of the comparison")
       ->required()
       ->check(NotEmpty())
       ->option_text("FOLDER");

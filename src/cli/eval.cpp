@@ -43,7 +43,7 @@ void RunEval(const EvalFlags& flags) {
   const std::optional<std::string> notice = CheckDataOfModel(stored, data);
   if (notice && !flags.data.empty()) WriteNote(*notice);
   const Dataset dataset(data, Split::kVal, config.model.vocab_size);
-  EvaluationShape shape{config.training.micro_batch, config.training.sequence_length,
+  EvaluationShape shape{config.training.micro_batch_size, config.training.sequence_length,
                         flags.batches};
   if (flags.batches == 0) {
     shape.max_batches = dataset.size() / (shape.sequences * shape.length) + 1;

@@ -12,7 +12,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "cli/commands.h"
 #include "cli/failure.h"
-#include "model/nearest_name.h"
+#include "core/nearest_name.h"
 
 namespace {
 
@@ -35,6 +35,27 @@ void TakeFlagsWithoutValues(CLI::App& app) {
     if (option->get_items_expected_max() == 0) option->disable_flag_override();
   }
   for (CLI::App* command : app.get_subcommands({})) TakeFlagsWithoutValues(*command);
+}
+
+// Options of earlier releases, accepted for one more.
+struct RenamedOption {
+  std::string_view command, old_name, new_name;
+};
+constexpr RenamedOption kRenamedOptions[] = {{"compare", "--out", "--output"}};
+
+// Gives options their present names, with a notice.
+void RenameOptions(std::vector<std::string>& arguments) {
+  for (const RenamedOption& option : kRenamedOptions) {
+    if (arguments.size() < 2 || arguments[1] != option.command) continue;
+    for (std::string& argument : arguments) {
+      const std::string_view name = std::string_view(argument).substr(0, argument.find('='));
+      if (name != option.old_name) continue;
+      argument.replace(0, name.size(), option.new_name);
+      std::fprintf(stderr,
+                   "notice: %s is called %s now; the next release will refuse the old name\n",
+                   std::string(option.old_name).c_str(), std::string(option.new_name).c_str());
+    }
+  }
 }
 
 // Where a standard stream is closed, the next file that is opened would take its place, and what is
@@ -61,12 +82,17 @@ int main(int argc, char** argv) {
   terrace::AddGenerateCommand(app);
   terrace::AddCompareCommand(app);
   terrace::AddPoliciesCommand(app);
+  terrace::AddPresetsCommand(app);
   terrace::AddTokenizerCommand(app);
   terrace::AddDataCommand(app);
   TakeFlagsWithoutValues(app);
   try {
     if (const char* isa = std::getenv("TERRACE_MAX_ISA")) terrace::CapInstructionSet(isa);
-    app.parse(argc, argv);
+    std::vector<std::string> arguments(argv, argv + argc);
+    RenameOptions(arguments);
+    std::vector<const char*> texts;
+    for (const std::string& argument : arguments) texts.push_back(argument.c_str());
+    app.parse(static_cast<int>(texts.size()), texts.data());
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::RequiredError& error) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/config_notices.h"
 #include "cli/streams.h"
 #include "cli/text_options.h"
 #include "cli/threads.h"
@@ -93,6 +94,7 @@ void RunPlan(const PlanFlags& flags) {
   const std::optional<int64_t> budget_bytes = BudgetOf(flags);
   const std::vector<Subject> subjects = SubjectsOf(flags);
   UseThreads(subjects.front().config.training.threads);
+  WriteNotices(subjects.front().config);
   if (!flags.chart.empty() && flags.largest) Fail("--chart draws one run, not --largest");
   if (!flags.chart.empty() && subjects.size() > 1) {
     Fail("--chart is of one run: name one policy and one sink");
@@ -144,7 +146,7 @@ void AddPlanCommand(CLI::App& app) {
       ->option_text("24GiB");
   command
       ->add_option("--set", flags->assignments,
-                   "Change a setting, e.g. --set training.micro_batch=2; may be repeated")
+                   "Change a setting, e.g. --set training.micro_batch_size=2; may be repeated")
       ->allow_extra_args(false)
       ->option_text("KEY=VALUE");
   command->add_flag("--largest", flags->largest,

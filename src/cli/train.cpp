@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/config_notices.h"
 #include "cli/stop_signals.h"
 #include "cli/streams.h"
 #include "cli/threads.h"
@@ -28,19 +29,23 @@ struct TrainFlags {
 void PrintSettings(const TrainFlags& flags) {
   RunConfig config;
   if (!flags.config.empty()) config = LoadConfig(flags.config, flags.assignments);
+  WriteNotices(config);
   WriteOutput("-", ToToml(FieldsOf(config)));
 }
 
 void RunTrain(TrainFlags flags) {
   const StopSignals stop("\nending after this step; once more ends at once, without saving\n");
   std::signal(SIGPIPE, SIG_IGN);  // that nobody reads the progress is no reason to stop
-  if (flags.config.empty()) {
+  const bool own = flags.config.empty();
+  if (own) {
     if (!flags.options.resume || flags.output.empty())
       Fail("train: name a configuration (a .toml file)");
     flags.config = RunFolder{flags.output}.config();
   }
   if (flags.output.empty()) flags.output = std::filesystem::path("runs") / flags.config.stem();
-  const RunConfig config = LoadConfig(flags.config, flags.assignments);
+  const RunConfig config = own ? LoadSavedConfig(flags.config, flags.assignments)
+                               : LoadConfig(flags.config, flags.assignments);
+  WriteNotices(config);
   UseThreads(config.training.threads);
 
   TrainResult result;

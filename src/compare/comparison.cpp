@@ -8,9 +8,9 @@
 #include <functional>
 #include <set>
 
+#include "core/settings.h"
 #include "model/config.h"
 #include "optim/schedule.h"
-#include "train/fields.h"
 
 namespace terrace {
 namespace {
@@ -206,8 +206,9 @@ std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
                                                          const RunResults& results,
                                                          const StudyContext& context) {
   const TrainingConfig& training = study.base.training;
-  const int64_t evaluated = std::min(
-      context.val_tokens, training.eval_batches * training.micro_batch * training.sequence_length);
+  const int64_t evaluated =
+      std::min(context.val_tokens,
+               training.eval_batches * training.micro_batch_size * training.sequence_length);
   std::vector<std::pair<std::string, std::string>> facts;
   facts.emplace_back("Model", ModelText(study.base.model));
   facts.emplace_back(
@@ -219,7 +220,8 @@ std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
       "Each run",
       fmt::format("{} tokens: {} steps of {} sequences of {} tokens",
                   Grouped(training.steps * training.StepTokens()), Grouped(training.steps),
-                  training.micro_batches * training.micro_batch, training.sequence_length));
+                  training.gradient_accumulation_steps * training.micro_batch_size,
+                  training.sequence_length));
   facts.emplace_back("Schedule", ScheduleText(study.base.optimizer));
   const std::string overrides = OverridesText(study.base);
   if (!overrides.empty()) facts.emplace_back("Over every policy", overrides);

@@ -64,7 +64,7 @@ bool Matches(const std::string& key, std::span<const std::string_view> prefixes)
 // Throws Error naming the first setting in which a run that is there differs from what it has to
 // be. `varied`: whether policy, learning rate and seed count.
 void CheckSameConfig(const fs::path& run, RunConfig wanted, bool varied) {
-  RunConfig stored = LoadConfig(RunFolder{run}.config(), {});
+  RunConfig stored = LoadSavedConfig(RunFolder{run}.config());
   const std::vector<Field> stored_fields = FieldsOf(stored);
   const std::vector<Field> wanted_fields = FieldsOf(wanted);
   for (size_t i = 0; i < stored_fields.size(); ++i) {
@@ -148,14 +148,14 @@ class Runner {
     int64_t most = 0;
     for (const StudyPolicy& policy : study_.policies) {
       const StudyPolicy& tuned = policy.ablation() ? study_.Named(policy.base) : policy;
-      const RunConfig config =
-          ConfigOf(study_, {policy.name, tuned.rates.front(), study_.first_seed()});
+      const ResolvedRun run =
+          ResolvedOf(study_, {policy.name, tuned.rates.front(), study_.first_seed()});
       RunMemory memory;
       try {
-        Policy resolved = PolicyOf(config);
+        Policy resolved = run.policy;
         resolved.name = policy.name;
         memory.state = StateBytesOf(resolved, parameters);
-        const Ledger plan = PlanTraining(config);
+        const Ledger plan = PlanTraining(run);
         memory.peak_bytes = plan.total_peak_bytes;
         memory.at_peak_bytes = plan.at_peak_bytes;
         policy_texts_[policy.name] = ToToml(resolved);
@@ -221,7 +221,7 @@ class Runner {
         const std::string name = NameOf(run);
         if (results_.contains(name) || !RunFolder{folder_.run(run)}.HoldsRun()) continue;
         if (checked_.insert(name).second) {
-          CheckSameConfig(folder_.run(run), ConfigOf(study_, run), true);
+          CheckSameConfig(folder_.run(run), ResolvedOf(study_, run).config, true);
         }
         const fs::path path = StudyFolder::ResultIn(folder_.run(run));
         if (!fs::exists(path)) continue;
@@ -307,7 +307,7 @@ class Runner {
                    .diverged = {}};
     try {
       const TrainResult trained =
-          Train(ConfigOf(study_, run), path, {.resume = RunFolder{path}.HoldsRun()}, callbacks);
+          Train(ResolvedOf(study_, run), path, {.resume = RunFolder{path}.HoldsRun()}, callbacks);
       if (trained.interrupted) return false;
     } catch (const DivergedError& error) {
       facts.diverged = Divergence{error.step(), error.reason()};

@@ -12,7 +12,6 @@
 namespace terrace {
 namespace {
 
-constexpr double kLargestRate = 1e3;  // as optimizer.learning_rate
 // Runs are folders that begin with the policy's name.
 constexpr size_t kLongestName = 100;
 
@@ -30,9 +29,9 @@ double RateOf(const std::string& text, const Policy& policy) {
   }
   if (multiple) value *= Shortest(policy.learning_rate);
   const double rate = Shortest(static_cast<float>(value));
-  if (!(rate > 0 && rate <= kLargestRate)) {
-    Fail("--lr {}: policy {} would have a learning rate of {}, which is not above 0 and up to {}",
-         text, policy.name, rate, kLargestRate);
+  if (!(rate >= kLearningRates.minimum && rate <= kLearningRates.maximum)) {
+    Fail("--lr {}: policy {} would have a learning rate of {}, which is not within {} .. {}", text,
+         policy.name, rate, kLearningRates.minimum, kLearningRates.maximum);
   }
   return rate;
 }
@@ -127,7 +126,7 @@ std::string NameOf(const RunSpec& run) {
   return fmt::format("{}-lr{}-seed{}", run.policy, run.learning_rate, run.seed);
 }
 
-RunConfig ConfigOf(const Study& study, const RunSpec& run) {
+ResolvedRun ResolvedOf(const Study& study, const RunSpec& run) {
   const StudyPolicy& policy = study.Named(run.policy);
   RunConfig config = study.base;
   config.policy = policy.tables;
@@ -136,11 +135,10 @@ RunConfig ConfigOf(const Study& study, const RunSpec& run) {
   config.optimizer.learning_rate = static_cast<float>(run.learning_rate);
   config.training.seed = run.seed;
   try {
-    CheckConfig(config);
+    return config;
   } catch (const Error& error) {
     Fail("policy {}: {}", policy.name, error.what());
   }
-  return config;
 }
 
 ChosenRate ChooseRate(const Study& study, const StudyPolicy& policy, const RunResults& results) {

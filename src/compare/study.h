@@ -57,9 +57,8 @@ struct RunSpec {
 // "skewadam-lr0.003-seed1"
 std::string NameOf(const RunSpec& run);
 
-// The configuration of one run. Throws Error naming the policy where the base's settings do not
-// fit it.
-RunConfig ConfigOf(const Study& study, const RunSpec& run);
+// One run. Throws Error naming the policy where the base's settings do not fit it.
+ResolvedRun ResolvedOf(const Study& study, const RunSpec& run);
 
 // Finished runs by name.
 using RunResults = std::map<std::string, RunResult, std::less<>>;

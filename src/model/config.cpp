@@ -1,6 +1,7 @@
 // Letters as in backend/backend.h; P is max_positions.
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -10,33 +11,18 @@ namespace terrace {
 namespace {
 
 // Beyond these a configuration is a slip of the pen, and counting it would take forever.
-constexpr int64_t kMaxDimension = INT32_MAX;  // token ids and expert numbers are 32 bits wide
-constexpr int64_t kMaxLayers = 65536;
+constexpr double kMaxDimension = INT32_MAX;  // token ids and expert numbers are 32 bits wide
 constexpr int64_t kMaxExpertsOfAllLayers = int64_t{1} << 22;
+constexpr double kMaxParameters = 1e15;
 
-bool HasLayerOf(const ModelConfig& config, FeedForwardKind kind) {
-  for (int64_t layer = 0; layer < config.layers && layer < std::ssize(config.ffn); ++layer) {
-    if (config.FeedForwardOf(layer) == kind) return true;
-  }
-  return false;
-}
-
-void CheckRange(const char* key, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most) {
-    Fail("model.{} = {} is not between {} and {}", key, value, least, most);
-  }
-}
-
-void CheckRange(const char* key, float value, float least) {
-  if (!(value >= least) || !std::isfinite(value)) {
-    Fail("model.{} = {} is not a finite number of at least {}", key, value, least);
-  }
-}
+const Names<PositionKind> kPositionNames = {{"learned", PositionKind::kLearned},
+                                            {"rope", PositionKind::kRope}};
+const Names<NormKind> kNormNames = {{"layernorm", NormKind::kLayerNorm},
+                                    {"rmsnorm", NormKind::kRmsNorm}};
+const Names<FeedForwardKind> kFeedForwardNames = {{"dense", FeedForwardKind::kDense},
+                                                  {"moe", FeedForwardKind::kMoe}};
 
 void CheckAttention(const ModelConfig& config) {
-  CheckRange("heads", config.heads, 1, kMaxDimension);
-  CheckRange("kv_heads", config.kv_heads, 1, kMaxDimension);
-  CheckRange("head_width", config.head_width, 0, kMaxDimension);
   if (config.heads % config.kv_heads != 0) {
     Fail("model.kv_heads = {} does not divide model.heads = {}", config.kv_heads, config.heads);
   }
@@ -44,37 +30,52 @@ void CheckAttention(const ModelConfig& config) {
     Fail("model.heads = {} does not divide model.width = {}, and model.head_width is not given",
          config.heads, config.width);
   }
-  if (config.positions == PositionKind::kRope) {
-    if (config.HeadWidth() % 2 != 0) {
-      Fail("model.head_width = {} is odd, which model.positions = \"rope\" cannot rotate",
-           config.HeadWidth());
-    }
-    if (!(config.rope_theta > 0) || !std::isfinite(config.rope_theta)) {
-      Fail("model.rope_theta = {} is not a positive number", config.rope_theta);
-    }
+  if (config.positions == PositionKind::kRope && config.HeadWidth() % 2 != 0) {
+    Fail("model.head_width = {} is odd, which model.positions = \"rope\" cannot rotate",
+         config.HeadWidth());
+  }
+  if (config.HeadWidth() > INT32_MAX / config.heads) {
+    Fail("model.heads = {} of width {} are more than {} together", config.heads, config.HeadWidth(),
+         INT32_MAX);
   }
 }
 
 void CheckFeedForward(const ModelConfig& config) {
-  if (config.ffn.empty()) Fail("model.ffn is empty: it needs at least one of dense, moe");
-  CheckRange("expert_width", config.expert_width, 0, kMaxDimension);
-  CheckRange("ffn_width", config.ffn_width, HasLayerOf(config, FeedForwardKind::kDense) ? 1 : 0,
-             kMaxDimension);
-  if (!HasLayerOf(config, FeedForwardKind::kMoe)) return;
+  if (config.HasLayerOf(FeedForwardKind::kDense) && config.ffn_width == 0) {
+    Fail("model.ffn_width = 0, and model.ffn has dense layers");
+  }
+  if (!config.HasLayerOf(FeedForwardKind::kMoe)) return;
 
-  CheckRange("experts", config.experts, 1, kMaxDimension);
+  if (config.experts == 0) Fail("model.experts = 0, and model.ffn has MoE layers");
   if (config.ExpertWidth() == 0) Fail("model.expert_width = 0, and model.ffn_width is not given");
   if (config.MoeLayers() > kMaxExpertsOfAllLayers / config.experts) {
     Fail("model.experts = {} in {} layers are more than {} together", config.experts,
          config.MoeLayers(), kMaxExpertsOfAllLayers);
   }
-  if (config.router.top_k < 1 || config.router.top_k > config.experts) {
-    Fail("model.router.top_k = {} is not between 1 and model.experts = {}", config.router.top_k,
+  if (config.router.top_k > config.experts) {
+    Fail("model.router.top_k = {} is not within 1 .. model.experts = {}", config.router.top_k,
          config.experts);
   }
-  CheckRange("router.aux_coefficient", config.router.aux_coefficient, 0.0f);
-  CheckRange("router.z_coefficient", config.router.z_coefficient, 0.0f);
-  CheckRange("router.noise_scale", config.router.noise_scale, 0.0f);
+}
+
+// So that sizes and sums of sizes stay within 64 bits. In float64, which cannot overflow.
+void CheckSize(const ModelConfig& config) {
+  const auto size = [](int64_t rows, int64_t columns) {
+    return static_cast<double>(rows) * static_cast<double>(columns);
+  };
+  const double moe_layers = static_cast<double>(config.MoeLayers());
+  const double layers = static_cast<double>(config.layers);
+  double parameters = 2 * size(config.vocab_size, config.width) +
+                      4 * layers * size(config.heads * config.HeadWidth(), config.width) +
+                      3 * (layers - moe_layers) * size(config.ffn_width, config.width) +
+                      3 * moe_layers * static_cast<double>(config.experts) *
+                          size(config.ExpertWidth(), config.width);
+  if (config.positions == PositionKind::kLearned)
+    parameters += size(config.max_positions, config.width);
+  if (parameters > kMaxParameters) {
+    Fail("the model would have some {:.1e} parameters, more than {:.0e}", parameters,
+         kMaxParameters);
+  }
 }
 
 }  // namespace
@@ -87,17 +88,84 @@ int64_t ModelConfig::MoeLayers() const {
   return count;
 }
 
+bool ModelConfig::HasLayerOf(FeedForwardKind kind) const {
+  const int64_t distinct = std::min(layers, std::ssize(ffn));
+  return std::find(ffn.begin(), ffn.begin() + distinct, kind) != ffn.begin() + distinct;
+}
+
+bool ModelConfig::Has(Population population) const {
+  switch (population) {
+    case Population::kEmbedding:
+    case Population::kAttention:
+    case Population::kNorm:
+      return true;
+    case Population::kHead:
+      return !tied_head;
+    case Population::kDenseFfn:
+      return HasLayerOf(FeedForwardKind::kDense);
+    case Population::kExpert:
+    case Population::kRouter:
+      return HasLayerOf(FeedForwardKind::kMoe);
+    case Population::kSharedExpert:
+      return false;
+  }
+  return false;
+}
+
+Fields FieldsOf(ModelConfig& config) {
+  ModelConfig* const model = &config;
+  RouterConfig& router = config.router;
+  const Needs rope = {[model] { return model->positions == PositionKind::kRope; },
+                      "model.positions = \"rope\""};
+  const Needs moe = {[model] { return model->HasLayerOf(FeedForwardKind::kMoe); },
+                     "\"moe\" in model.ffn"};
+  const Needs ffn_width = {
+      [model] { return model->HasLayerOf(FeedForwardKind::kDense) || model->expert_width == 0; },
+      "\"dense\" in model.ffn, where model.expert_width is given"};
+  const Range dimension = {1, kMaxDimension}, dimension_or_0 = {0, kMaxDimension};
+  const Range experts = {0, static_cast<double>(kMaxExpertsOfAllLayers)};
+  return WithPrefix(
+      "model.",
+      {
+          {"vocab_size", &config.vocab_size, "tokens", dimension},
+          {"max_positions", &config.max_positions, "longest sequence", dimension},
+          {"width", &config.width, "of the residual stream", dimension},
+          {"layers", &config.layers, "blocks", {1, 65536}},
+          {"heads", &config.heads, "query heads", dimension},
+          {"kv_heads", &config.kv_heads, "key/value heads", dimension},
+          {"head_width", &config.head_width, "0: width / heads", dimension_or_0},
+          {"positions", Choice(config.positions, kPositionNames), "of tokens"},
+          {"rope_theta", &config.rope_theta, "base of the rotation angles", kRopeThetas, rope},
+          {"norm", Choice(config.norm, kNormNames), "before each layer"},
+          {"norm_epsilon", &config.norm_epsilon, "added to the mean square", kNormEpsilons},
+          {"ffn", ChoiceList(config.ffn, kFeedForwardNames), "repeated over layers"},
+          {"ffn_width", &config.ffn_width, "of dense layers", dimension_or_0, ffn_width},
+          {"experts", &config.experts, "per MoE layer", experts, moe},
+          {"expert_width", &config.expert_width, "0: ffn_width", dimension_or_0, moe},
+          {"tied_head", &config.tied_head, "the head is the embedding"},
+          {"init_std", &config.init_std, "of matrices at the start", kInitStds},
+          {"router.top_k", &router.top_k, "experts per token", {1, experts.maximum}, moe},
+          {"router.normalize_weights",
+           &router.normalize_weights,
+           "combine weights divided by their sum",
+           {},
+           moe},
+          {"router.aux_coefficient", &router.aux_coefficient, "of the load-balancing loss",
+           kCoefficients, moe},
+          {"router.z_coefficient", &router.z_coefficient, "of the router z-loss", kCoefficients,
+           moe},
+          {"router.noise_scale", &router.noise_scale, "of N(0, 1) on logits in training",
+           kCoefficients, moe},
+      });
+}
+
 void ModelConfig::Check() const {
-  CheckRange("vocab_size", vocab_size, 1, kMaxDimension);
-  CheckRange("max_positions", max_positions, 1, kMaxDimension);
-  CheckRange("width", width, 1, kMaxDimension);
-  CheckRange("layers", layers, 1, kMaxLayers);
+  if (ffn.empty()) Fail("model.ffn is empty: it needs at least one of dense, moe");
+  ModelConfig bound = *this;
+  CheckBounds(FieldsOf(bound));
   CheckAttention(*this);
   CheckFeedForward(*this);
-  if (!(norm_epsilon > 0) || !std::isfinite(norm_epsilon)) {
-    Fail("model.norm_epsilon = {} is not a positive number", norm_epsilon);
-  }
-  CheckRange("init_std", init_std, 0.0f);
+  CheckSize(*this);
   if (weight_dtype != DType::kF32 && weight_dtype != DType::kBF16) {
     Fail("training.precision = \"{}\" is not one of f32, bf16", NameOf(weight_dtype));
   }
@@ -120,7 +188,7 @@ class Declaration {
     return Declare(std::move(name), population, config_.weight_dtype, shape, residual_std_, 0);
   }
   void Router(std::string name, Shape shape) {
-    Declare(std::move(name), Population::kRouter, DType::kF32, shape, 0, 0);
+    Declare(std::move(name), Population::kRouter, DType::kF32, shape, config_.init_std, 0);
   }
   void Norm(const std::string& name) {
     Declare(name + ".weight", Population::kNorm, DType::kF32, {config_.width}, 0, 1);

@@ -3,15 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "backend/backend.h"
 #include "core/dtype.h"
+#include "core/settings.h"
 #include "model/parameter.h"
 
 namespace terrace {
 
-enum class AttentionKind : uint8_t { kGqa };
 enum class PositionKind : uint8_t { kLearned, kRope };
 enum class FeedForwardKind : uint8_t { kDense, kMoe };
 
@@ -23,7 +24,6 @@ struct ModelConfig {
   int64_t heads = 0;       // H
   int64_t kv_heads = 0;    // G
   int64_t head_width = 0;  // C; 0: width / heads
-  AttentionKind attention = AttentionKind::kGqa;
   PositionKind positions = PositionKind::kRope;
   float rope_theta = 10000.0f;
   NormKind norm = NormKind::kRmsNorm;
@@ -34,8 +34,7 @@ struct ModelConfig {
   std::vector<FeedForwardKind> ffn = {FeedForwardKind::kDense};
   int64_t experts = 0;       // E
   int64_t expert_width = 0;  // F of experts; 0: ffn_width
-  // top_k, normalisation, coefficients and noise of every MoE layer; noise_key is set per pass.
-  RouterConfig router;
+  RouterConfig router;       // of every MoE layer
 
   bool tied_head = true;
   DType weight_dtype = DType::kF32;  // of matrices and embeddings; norms and routers are float32
@@ -47,11 +46,25 @@ struct ModelConfig {
     return ffn[static_cast<size_t>(layer) % ffn.size()];
   }
   int64_t MoeLayers() const;
+  // Whether a layer has feed-forwards of this kind, whatever is set for the other.
+  bool HasLayerOf(FeedForwardKind kind) const;
+  // Whether it has parameters of this population.
+  bool Has(Population population) const;
 
-  // Throws Error naming the key at fault ("model.kv_heads = 3 does not divide model.heads = 8").
-  // Keys are "model." and the names of the members above; weight_dtype is training.precision.
+  // Throws Error naming the setting at fault ("model.kv_heads = 3 does not divide model.heads =
+  // 8"). Whatever it takes can be trained, saved and read again.
   void Check() const;
 };
+
+// Bounds of what other descriptions of models set too.
+inline constexpr Range kRopeThetas = {1, 1e12};
+inline constexpr Range kNormEpsilons = {1e-30, 1};
+inline constexpr Range kInitStds = {0, 10};
+inline constexpr Range kCoefficients = {0, std::numeric_limits<double>::infinity()};
+
+// The settings of a model, bound to `config`, as "model.KEY"; weight_dtype, training.precision, is
+// not among them. Their bounds are those of Check.
+Fields FieldsOf(ModelConfig& config);
 
 // Every parameter of the model in order, `value` without memory: the one place that knows names,
 // shapes, dtypes, populations and initial deviations. `config` is checked.

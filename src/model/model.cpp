@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/nearest_name.h"
 #include "model/block.h"
 #include "model/initialize.h"
-#include "model/nearest_name.h"
 #include "model/sub_layer.h"
 
 namespace terrace {

@@ -50,13 +50,6 @@ MoeFfn::ExpertMatrices MoeFfn::FindExperts(const LayerContext& context,
   return found;
 }
 
-RouterConfig MoeFfn::ConfigOf(const Pass& pass) const {
-  RouterConfig config = router_config_;
-  if (!pass.training) config.noise_scale = 0;
-  config.noise_key = MixKeys(pass.noise_key, layer_);
-  return config;
-}
-
 std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x, TensorView out,
                                                  LayerRouting* routing) {
   const int64_t tokens = x.rows(), rows = tokens * router_config_.top_k;
@@ -73,8 +66,10 @@ std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x,
         Activation(backend_, DType::kF32, {tokens, experts_}, "router.logits");
     backend_.Linear(saved->y, router_->value, logits, false);
     std::vector<int64_t> counts(static_cast<size_t>(experts_));
-    const RouterStatistics statistics =
-        backend_.Route(ConfigOf(pass), logits, pass.batch.targets, saved->routing, counts);
+    std::optional<uint64_t> noise_key;
+    if (pass.training) noise_key = MixKeys(pass.noise_key, layer_);
+    const RouterStatistics statistics = backend_.Route(router_config_, noise_key, logits,
+                                                       pass.batch.targets, saved->routing, counts);
     if (routing != nullptr) *routing = {layer_, statistics, std::move(counts)};
   }
   {
@@ -130,8 +125,8 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
                                             false);
         backend_.SwiGluBackward(h, saved.gate, saved.up, routing.row_weights, saved.gate, saved.up,
                                 drow_weights);
-        backend_.RouteBackward(ConfigOf(*work[i].pass), routing, work[i].pass->batch.targets,
-                               drow_weights, work[i].pass->balance_scale, router_products[i].dy);
+        backend_.RouteBackward(router_config_, routing, work[i].pass->batch.targets, drow_weights,
+                               work[i].pass->balance_scale, router_products[i].dy);
       }
       backend_.LinearBackwardInput(router_products[i].dy, router_->value, dy[i], false);
       const Arena::Frame temporaries(backend_.arena());

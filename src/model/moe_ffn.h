@@ -36,7 +36,6 @@ class MoeFfn final : public SubLayer {
   };
 
   ExpertMatrices FindExperts(const LayerContext& context, std::string_view matrix) const;
-  RouterConfig ConfigOf(const Pass& pass) const;
   // Gradient of one expert's matrix, or a skip when it has no rows.
   void LeaveExpertGradient(const Parameter& parameter, std::span<const GroupedProduct> products,
                            GradientSink& sink) const;

@@ -4,14 +4,15 @@
 #include <vector>
 
 #include "core/error.h"
-#include "model/nearest_name.h"
+#include "core/nearest_name.h"
 
 namespace terrace {
 namespace {
 
 constexpr Preset kPresets[] = {
     // The published SkewAdam experiment (arXiv 2607.19058).
-    {"skewadam-6.78b", "", "6.78 B parameters, 128 experts in one of two layers; GPT-2 tokens",
+    {"skewadam-6.78b", "",
+     "the published SkewAdam model: 128 experts in one of two layers, GPT-2 tokens",
      [](ModelConfig& config) {
        config.vocab_size = 50304;
        config.max_positions = 256;
@@ -30,7 +31,8 @@ constexpr Preset kPresets[] = {
        config.router.noise_scale = 0.5f;
        config.weight_dtype = DType::kBF16;
      }},
-    {"moe-110m", "skewadam-6.78b", "110.7 M parameters, 32 experts in two of four layers",
+    {"moe-110m", "skewadam-6.78b",
+     "the same at a sixtieth of the size: 32 experts in two of four layers",
      [](ModelConfig& config) {
        config.vocab_size = 8192;
        config.max_positions = 128;
@@ -43,7 +45,7 @@ constexpr Preset kPresets[] = {
      }},
     // float32, which every CPU multiplies fast.
     {"moe-laptop", "moe-110m",
-     "7.4 M parameters, 16 experts in two of four layers; minutes to train",
+     "minutes to train: 16 experts in two of four layers, RoPE, RMSNorm, float32",
      [](ModelConfig& config) {
        config.vocab_size = 4096;
        config.max_positions = 256;
@@ -56,7 +58,7 @@ constexpr Preset kPresets[] = {
        config.expert_width = 192;
        config.weight_dtype = DType::kF32;
      }},
-    {"gpt-moe-tiny", "skewadam-6.78b", "0.08 M parameters, to test with: float32, no router noise",
+    {"gpt-moe-tiny", "skewadam-6.78b", "to test with: 6 experts, float32, no router noise",
      [](ModelConfig& config) {
        config.vocab_size = 97;
        config.max_positions = 24;

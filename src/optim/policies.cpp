@@ -1,6 +1,6 @@
 // The ready-made policies. A policy is one text here.
 #include "core/error.h"
-#include "model/nearest_name.h"
+#include "core/nearest_name.h"
 #include "optim/policy.h"
 
 namespace terrace {

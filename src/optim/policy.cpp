@@ -4,67 +4,27 @@
 
 #include "core/atomic_file.h"
 #include "core/toml_text.h"
-#include "model/nearest_name.h"
 #include "optim/rules/rules.h"
-#include "optim/settings_toml.h"
 
 namespace terrace {
 namespace {
 
-// No bounds that anybody would want to cross.
-constexpr double kLargestLearningRate = 1e3;
-constexpr double kLargestMultiplier = 1e6;
-constexpr double kLargestDecay = 1e3;
-
-// The table that a top-level key names; null for none.
-Settings* TableNamed(PolicyTables& tables, std::string_view key) {
-  if (key == "default") return &tables.all;
-  for (int i = 0; i < kPopulations; ++i) {
-    if (key == NameOf(Population(i))) return &tables.populations[static_cast<size_t>(i)];
-  }
-  return nullptr;
-}
-
-[[noreturn]] void FailUnknown(std::string_view key) {
-  std::vector<std::string_view> known = {"learning_rate", "base", "default"};
-  for (int i = 0; i < kPopulations; ++i) known.push_back(NameOf(Population(i)));
-  Fail("unknown key {}, did you mean {}?", key, NearestName(key, known));
-}
-
-void ParseKey(std::string_view key, const toml::node& node, PolicyTables& tables) {
-  if (key == "learning_rate" || key == "base") {
-    const Settings settings = {{std::string(key), SettingOf(key, node)}};
-    SettingsReader reader("", settings);
-    if (key == "base") {
-      tables.base = reader.Name(key, "", PolicyNames());
-    } else {
-      tables.learning_rate = static_cast<float>(reader.Number(key, 0, 0, kLargestLearningRate));
-    }
-    return;
-  }
-  Settings* settings = TableNamed(tables, key);
-  if (settings == nullptr) FailUnknown(key);
-  const toml::table* table = node.as_table();
-  if (table == nullptr) Fail("{} = {} has to be a table", key, TextOf(node));
-  for (const auto& [name, value] : *table) {
-    (*settings)[std::string(name.str())] = SettingOf(fmt::format("{}.{}", key, name.str()), value);
-  }
+bool IsEntryKey(std::string_view key) {
+  const std::vector<std::string_view> keys = EntryKeys();
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
 // Settings laid over an entry, which is not checked against its rule yet.
 void Lay(PolicyEntry& entry, const Settings& over) {
-  SettingsReader reader("", over);
-  const std::string_view rule = reader.Name("rule", entry.rule, RuleNames());
-  if (!entry.rule.empty() && rule != entry.rule) entry.settings.clear();
-  entry.rule = rule;
-  entry.lr_multiplier = static_cast<float>(
-      reader.Number("lr_multiplier", entry.lr_multiplier, 0, kLargestMultiplier));
-  entry.weight_decay =
-      static_cast<float>(reader.Number("weight_decay", entry.weight_decay, 0, kLargestDecay));
+  Settings own;
   for (const auto& [key, value] : over) {
-    if (std::find(std::begin(kEntryKeys), std::end(kEntryKeys), key) == std::end(kEntryKeys)) {
-      entry.settings.insert_or_assign(key, value);
-    }
+    if (IsEntryKey(key)) own.emplace(key, value);
+  }
+  const std::string rule = entry.rule;
+  SettingsReader("", own).Read(FieldsOf(entry));
+  if (!rule.empty() && rule != entry.rule) entry.settings.clear();
+  for (const auto& [key, value] : over) {
+    if (!IsEntryKey(key)) entry.settings.insert_or_assign(key, value);
   }
 }
 
@@ -75,9 +35,28 @@ PolicyEntry* EntryOf(Policy& policy, Population population) {
   return nullptr;
 }
 
-void Check(const PolicyEntry& entry) {
+// Drops what has no effect beside the entry's other settings, and refuses what of it is `own`.
+void Settle(PolicyEntry& entry, const Settings& own, IdleSettings idle) {
   if (entry.rule.empty()) Fail("rule is missing");
-  MakeRule(entry.rule, entry.settings);
+  for (const auto& [key, needed] : IdleIn(entry.rule, entry.settings)) {
+    if (idle == IdleSettings::kRefuse && own.contains(key)) {
+      Fail("{}: {} has no effect without {}", entry.rule, key, needed);
+    }
+    entry.settings.erase(key);
+  }
+}
+
+// A setting of [default] that no population has a use for.
+void CheckDefault(std::string_view name, const PolicyTables& tables,
+                  const std::vector<PolicyEntry>& entries) {
+  for (const auto& [key, value] : tables.all) {
+    if (IsEntryKey(key)) continue;
+    const bool used = std::any_of(entries.begin(), entries.end(), [&](const PolicyEntry& entry) {
+      return entry.settings.contains(key);
+    });
+    if (!used)
+      Fail("policy {}: default: {} = {} has no effect in any population", name, key, TextOf(value));
+  }
 }
 
 // "momentum f32, second_moment f32"
@@ -95,27 +74,36 @@ std::string StateText(const PolicyEntry& entry) {
 
 }  // namespace
 
-SettingValue SettingOf(std::string_view key, const toml::node& node) {
-  if (const auto* flag = node.as_boolean()) return flag->get();
-  if (const auto* text = node.as_string()) return text->get();
-  if (const auto* number = node.as_floating_point()) return number->get();
-  if (const auto* number = node.as_integer()) return static_cast<double>(number->get());
-  Fail("{} = {} has to be a number, text in quotes, true or false", key, TextOf(node));
+Fields FieldsOf(PolicyEntry& entry) {
+  return {
+      {"rule", OneOf(entry.rule, RuleNames()), "of the update"},
+      {"lr_multiplier", &entry.lr_multiplier, "of the learning rate", {0, 1e6}},
+      {"weight_decay", &entry.weight_decay, "decoupled, times the learning rate", kWeightDecays}};
+}
+
+std::vector<std::string_view> EntryKeys() { return {"rule", "lr_multiplier", "weight_decay"}; }
+
+Fields FieldsOf(PolicyTables& tables) {
+  Fields fields = {{"base", OneOf(tables.base, PolicyNames()), "a ready-made policy to start from"},
+                   {"learning_rate", &tables.learning_rate,
+                    "peak, unless a run's configuration has one", kLearningRates},
+                   {"default", &tables.all, "rule and settings of all populations"}};
+  for (int i = 0; i < kPopulations; ++i) {
+    fields.push_back({std::string(NameOf(Population(i))),
+                      &tables.populations[static_cast<size_t>(i)], "over default"});
+  }
+  return fields;
 }
 
 PolicyTables ParsePolicy(std::string_view text, std::string_view path) {
   PolicyTables tables;
-  for (const auto& [key, node] : ParseToml(text, path)) {
-    try {
-      ParseKey(key.str(), node, tables);
-    } catch (const Error& error) {
-      Fail("{}: {}", PlaceOf(key.source()), error.what());
-    }
-  }
+  WrittenSettings written;
+  ApplyTable(FieldsOf(tables), ParseToml(text, path), written);
+  CheckBounds(FieldsOf(tables), written);
   return tables;
 }
 
-Policy ResolvePolicy(std::string_view name, const PolicyTables& tables) {
+Policy ResolvePolicy(std::string_view name, const PolicyTables& tables, IdleSettings idle) {
   Policy policy;
   if (!tables.base.empty()) policy = PolicyNamed(tables.base);
   policy.name = name;
@@ -134,7 +122,7 @@ Policy ResolvePolicy(std::string_view name, const PolicyTables& tables) {
       Lay(entry, own);
       // Nobody may need a population that has no rule.
       if (entry.rule.empty() && own.empty()) continue;
-      Check(entry);
+      Settle(entry, own, idle);
     } catch (const Error& error) {
       throw PolicyError(
           fmt::format("policy {}: population {}: {}", name, NameOf(population), error.what()),
@@ -142,16 +130,17 @@ Policy ResolvePolicy(std::string_view name, const PolicyTables& tables) {
     }
     entries.push_back(std::move(entry));
   }
+  if (idle == IdleSettings::kRefuse) CheckDefault(name, tables, entries);
   policy.entries = std::move(entries);
   return policy;
 }
 
-void Override(Policy& policy, Population population, const Settings& over) {
+void Override(Policy& policy, Population population, const Settings& over, IdleSettings idle) {
   PolicyEntry* entry = EntryOf(policy, population);
   if (entry == nullptr) entry = &policy.entries.emplace_back(PolicyEntry{population});
   try {
     Lay(*entry, over);
-    Check(*entry);
+    Settle(*entry, over, idle);
   } catch (const Error& error) {
     throw PolicyError(error.what(), population);
   }
@@ -159,17 +148,10 @@ void Override(Policy& policy, Population population, const Settings& over) {
 
 std::string ToToml(const Policy& policy) {
   std::string text = fmt::format("learning_rate = {}\n", policy.learning_rate);
-  for (const PolicyEntry& entry : policy.entries) {
-    text += fmt::format(
-        "\n[{}]  # state of a matrix: {}\nrule = {}\nlr_multiplier = {}\nweight_decay = {}\n",
-        NameOf(entry.population), StateText(entry), QuotedToml(entry.rule), entry.lr_multiplier,
-        entry.weight_decay);
-    const auto choices = ChoicesOf(entry.rule, entry.settings);
-    for (const auto& [key, value] : CompleteSettings(entry.rule, entry.settings)) {
-      const auto choice = choices.find(key);
-      text += fmt::format("{} = {}{}\n", key, TextOf(value),
-                          choice == choices.end() ? "" : "  # of " + choice->second);
-    }
+  for (PolicyEntry entry : policy.entries) {
+    text += fmt::format("\n[{}]  # state of a matrix: {}\n{}{}", NameOf(entry.population),
+                        StateText(entry), ToToml(FieldsOf(entry)),
+                        SettingsToToml(entry.rule, entry.settings));
   }
   return text;
 }

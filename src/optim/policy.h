@@ -21,10 +21,15 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/settings.h"
 #include "model/parameter.h"
-#include "optim/settings.h"
 
 namespace terrace {
+
+// Of learning rates and of weight decay, wherever they are set. No bounds that anybody would want
+// to cross.
+inline constexpr Range kLearningRates = {1e-30, 1e3};
+inline constexpr Range kWeightDecays = {0, 1e3};
 
 struct PolicyEntry {
   Population population = {};
@@ -33,8 +38,9 @@ struct PolicyEntry {
   float weight_decay = 0;   // decoupled; multiplied by the learning rate
   Settings settings = {};   // of the rule
 };
-// The keys beside the rule's own.
-inline constexpr std::string_view kEntryKeys[] = {"rule", "lr_multiplier", "weight_decay"};
+// Rule, multiplier and decay: what is set beside the rule's own settings.
+Fields FieldsOf(PolicyEntry& entry);
+std::vector<std::string_view> EntryKeys();
 
 struct Policy {
   std::string name;
@@ -51,6 +57,7 @@ struct PolicyTables {
 
   bool operator==(const PolicyTables&) const = default;
 };
+Fields FieldsOf(PolicyTables& tables);
 
 // Throws Error on one line, with file, line and the nearest known key. `path` is for errors.
 PolicyTables ParsePolicy(std::string_view text, std::string_view path);
@@ -67,12 +74,19 @@ class PolicyError : public Error {
   Population population_;
 };
 
+// What becomes of a population's settings that have no effect beside its others. Those that it
+// takes from [default] or from the base are dropped in any case: they are meant for other
+// populations.
+enum class IdleSettings : uint8_t { kRefuse, kDrop };
+
 // Throws Error, for whatever a rule cannot honour PolicyError.
-Policy ResolvePolicy(std::string_view name, const PolicyTables& tables);
+Policy ResolvePolicy(std::string_view name, const PolicyTables& tables,
+                     IdleSettings idle = IdleSettings::kRefuse);
 
 // Lays `over`, keys of PolicyEntry and of its rule, over a population's entry. Throws PolicyError
 // naming the setting.
-void Override(Policy& policy, Population population, const Settings& over);
+void Override(Policy& policy, Population population, const Settings& over,
+              IdleSettings idle = IdleSettings::kRefuse);
 
 // The resolved policy as TOML, with all settings and the state of a matrix by population. Reads
 // back as the same policy.

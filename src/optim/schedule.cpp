@@ -55,14 +55,14 @@ double Schedule::LearningRate(int64_t step) const {
     case ScheduleKind::kConstant:
       return peak;
     case ScheduleKind::kLinear:
-      return linear(ratio(step - warmup_steps, steps - warmup_steps));
+      return linear(ratio(step - 1 - warmup_steps, steps - warmup_steps));
     case ScheduleKind::kCosine: {
-      const double progress = ratio(step - warmup_steps, steps - warmup_steps);
+      const double progress = ratio(step - 1 - warmup_steps, steps - warmup_steps);
       const double wave = (1 + std::cos(std::numbers::pi * progress)) / 2;
       return peak * (min_ratio + (1 - min_ratio) * wave);
     }
     case ScheduleKind::kWsd: {
-      const int64_t decayed = step - (steps - decay_steps);
+      const int64_t decayed = step - 1 - (steps - decay_steps);
       return decayed <= 0 ? peak : linear(ratio(decayed, decay_steps));
     }
   }

@@ -14,12 +14,13 @@ ScheduleKind ScheduleKindNamed(std::string_view name);
 
 // Steps count from 1 to S = `steps`. With W = warmup_steps, r = min_ratio and s the step:
 //   s <= W:   peak * s / W
-//   else, p = (s - W) / (S - W), in (0, 1]:
+//   else, p = (s - 1 - W) / (S - W), in [0, 1) until step S and 1 beyond it:
 //   constant: peak
 //   linear:   peak * (1 - (1 - r) * p)
 //   cosine:   peak * (r + (1 - r) * (1 + cos(pi * p)) / 2)
-//   wsd:      peak until step S - D, D = decay_steps, then linear in (s - (S - D)) / D
-// Step W has the peak, step S has peak * r (but for constant), and so has any step beyond S.
+//   wsd:      peak until step S - D + 1, D = decay_steps, then linear in p = (s - 1 - (S - D)) / D
+// The decay starts at the peak and would reach peak * r with the step after the last: no step of a
+// run has a rate of 0, which would change nothing. Any step beyond S has peak * r.
 struct Schedule {
   ScheduleKind kind = ScheduleKind::kCosine;
   double peak = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -43,7 +42,7 @@ Choices Recomputation(const RunConfig& config) {
 bool RoundsSums(const RunConfig& config) {
   if (config.model.weight_dtype != DType::kBF16) return false;
   if (config.training.gradient_dtype == DType::kBF16) return true;
-  const Policy policy = PolicyOf(config);
+  const Policy policy = ResolvedRun(config).policy;
   return std::any_of(policy.entries.begin(), policy.entries.end(), [](const PolicyEntry& entry) {
     const auto momentum = entry.settings.find("momentum");
     return momentum != entry.settings.end() &&
@@ -79,12 +78,12 @@ Choices MicroBatches(const RunConfig& config) {
       config.model.MoeLayers() > 0 && (router.aux_coefficient > 0 || router.noise_scale != 0);
   const bool changes_numbers = routed || RoundsSums(config);
   const TrainingConfig& training = config.training;
-  for (int64_t parts = 2; training.micro_batch % parts == 0; parts *= 2) {
-    const int64_t sequences = training.micro_batch / parts;
-    const int64_t count = training.micro_batches * parts;
+  for (int64_t parts = 2; training.micro_batch_size % parts == 0; parts *= 2) {
+    const int64_t sequences = training.micro_batch_size / parts;
+    const int64_t count = training.gradient_accumulation_steps * parts;
     if (count > kMaxMicroBatches) break;
-    Choice choice{{fmt::format("training.micro_batch={}", sequences),
-                   fmt::format("training.micro_batches={}", count)},
+    Choice choice{{fmt::format("training.micro_batch_size={}", sequences),
+                   fmt::format("training.gradient_accumulation_steps={}", count)},
                   2 * std::log2(static_cast<double>(parts)),
                   changes_numbers,
                   {}};
@@ -94,8 +93,8 @@ Choices MicroBatches(const RunConfig& config) {
       choice.settings.push_back(fmt::format("training.eval_batches={}", eval_batches));
     }
     choice.apply = [=](RunConfig& c) {
-      c.training.micro_batch = sequences;
-      c.training.micro_batches = count;
+      c.training.micro_batch_size = sequences;
+      c.training.gradient_accumulation_steps = count;
       c.training.eval_batches = eval_batches;
     };
     choices.push_back(std::move(choice));
@@ -124,15 +123,12 @@ Choices Precisions(const RunConfig& config) {
 }
 
 // Momentum of bfloat16 in every population whose rule keeps one of float32.
-Choices Momenta(const RunConfig& config, bool runnable) {
+Choices Momenta(const ResolvedRun& run, bool runnable) {
+  const RunConfig& config = run.config;
   Choices choices(1);
-  std::set<Population> present;
-  for (const Parameter& parameter : ParametersOf(config.model)) {
-    present.insert(parameter.population);
-  }
   std::vector<Population> populations;
-  for (const PolicyEntry& entry : PolicyOf(config).entries) {
-    if (runnable && !present.contains(entry.population)) continue;
+  for (const PolicyEntry& entry : run.policy.entries) {
+    if (runnable && !config.model.Has(entry.population)) continue;
     const Settings settings = CompleteSettings(entry.rule, entry.settings);
     const auto momentum = settings.find("momentum");
     if (momentum == settings.end()) continue;
@@ -174,13 +170,14 @@ struct Combination {
 
 class Search {
  public:
-  Search(const RunConfig& config, bool runnable) : config_(config) {
+  Search(const ResolvedRun& run, bool runnable) : config_(run.config) {
+    const RunConfig& config = run.config;
     // The policy comes first: what is laid over one does not fit another.
     kinds_ = {Policies(config),
               Sinks(config),
               GradientTypes(config),
               Precisions(config),
-              Momenta(config, runnable),
+              Momenta(run, runnable),
               runnable ? Recomputation(config) : Choices(1),
               runnable ? MicroBatches(config) : Choices(1)};
     Combination combination;
@@ -241,8 +238,7 @@ class Search {
     if (!is_new) return known->second;
     Suggestion suggestion = SuggestionOf(combination);
     try {
-      const RunConfig changed = Apply(combination);
-      CheckConfig(changed);
+      const ResolvedRun changed(Apply(combination));
       suggestion.peak_bytes = planner(changed);
     } catch (const Error&) {
       return std::nullopt;
@@ -318,9 +314,8 @@ class Search {
 
 }  // namespace
 
-Advice Advise(const RunConfig& config, int64_t budget_bytes, const Planner& planner,
-              bool runnable) {
-  return Search(config, runnable).Run(budget_bytes, planner);
+Advice Advise(const ResolvedRun& run, int64_t budget_bytes, const Planner& planner, bool runnable) {
+  return Search(run, runnable).Run(budget_bytes, planner);
 }
 
 }  // namespace terrace

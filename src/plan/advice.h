@@ -30,7 +30,7 @@ struct Advice {
 };
 
 // The peak of a run, by a dry run of it.
-using Planner = std::function<int64_t(const RunConfig&)>;
+using Planner = std::function<int64_t(const ResolvedRun&)>;
 
 // Combinations of: activation checkpointing, the release sink (with clipping as it is or by
 // tensor), micro-batches of a half, a quarter ... with as many more of them (in an evaluation,
@@ -46,7 +46,7 @@ using Planner = std::function<int64_t(const RunConfig&)>;
 //
 // With `runnable` false, config.model is a stand-in and the planner does not see activations: what
 // would change nothing but them is not tried.
-Advice Advise(const RunConfig& config, int64_t budget_bytes, const Planner& planner,
+Advice Advise(const ResolvedRun& run, int64_t budget_bytes, const Planner& planner,
               bool runnable = true);
 
 }  // namespace terrace

@@ -92,7 +92,8 @@ class Chart {
          fmt::format("policy {}, sink {}, {} x {} x {} tokens a step; the peak is in the {}",
                      subject.policy,
                      subject.config.training.sink == SinkKind::kRelease ? "release" : "accumulate",
-                     subject.config.training.micro_batches, subject.config.training.micro_batch,
+                     subject.config.training.gradient_accumulation_steps,
+                     subject.config.training.micro_batch_size,
                      subject.config.training.sequence_length, TextOf(report_.memory.peak_phase)));
     DrawLegend();
     DrawGrid();

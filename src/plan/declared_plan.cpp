@@ -53,15 +53,15 @@ TensorMemory MemoryOf(const DeclaredTensor& tensor, const Policy& policy, const 
 
 }  // namespace
 
-MemoryPlan PlanDeclared(const HuggingFaceModel& model, const RunConfig& config) {
-  const Policy policy = PolicyOf(config);
+MemoryPlan PlanDeclared(const HuggingFaceModel& model, const ResolvedRun& run) {
+  const RunConfig& config = run.config;
   const bool release = config.training.sink == SinkKind::kRelease;
   const bool second_pass = config.optimizer.clipping.kind == ClippingKind::kGlobalNorm;
   MemoryPlan plan;
   int64_t largest_bytes = 0;
   size_t largest_row = 0;
   for (const DeclaredTensor& tensor : model.tensors) {
-    const TensorMemory memory = MemoryOf(tensor, policy, config);
+    const TensorMemory memory = MemoryOf(tensor, run.policy, run.config);
     const size_t row = static_cast<size_t>(tensor.population);
     CategoryBytes& bytes = plan.at_peak[row];
     bytes[static_cast<size_t>(Memory::kWeights)] += tensor.count * memory.weight_bytes;
@@ -93,11 +93,10 @@ MemoryPlan PlanDeclared(const HuggingFaceModel& model, const RunConfig& config) 
   return plan;
 }
 
-TensorBytes BytesOfTensors(const HuggingFaceModel& model, const RunConfig& config) {
-  const Policy policy = PolicyOf(config);
+TensorBytes BytesOfTensors(const HuggingFaceModel& model, const ResolvedRun& run) {
   TensorBytes bytes;
   for (const DeclaredTensor& tensor : model.tensors) {
-    const TensorMemory memory = MemoryOf(tensor, policy, config);
+    const TensorMemory memory = MemoryOf(tensor, run.policy, run.config);
     bytes.weights += tensor.count * memory.weight_bytes;
     bytes.kept_gradients += tensor.count * memory.kept_bytes;
     bytes.gradients += tensor.count * memory.buffer_bytes();
@@ -106,20 +105,19 @@ TensorBytes BytesOfTensors(const HuggingFaceModel& model, const RunConfig& confi
   return bytes;
 }
 
-TensorBytes BytesOfTensors(const RunConfig& config) {
-  const std::vector<Parameter> list = ParametersOf(config.model);
+TensorBytes BytesOfTensors(const ResolvedRun& run) {
+  const std::vector<Parameter> list = ParametersOf(run.config.model);
   const Parameters parameters(list.begin(), list.end());
-  const Policy policy = PolicyOf(config);
   Arena arena = Arena::Dry();
-  const Optimizer optimizer(policy, parameters, arena, 0);
+  const Optimizer optimizer(run.policy, parameters, arena, 0);
   TensorBytes bytes;
   for (const Parameter& parameter : parameters) {
     const int64_t kept = KeptBytes(optimizer, parameter);
     bytes.weights += parameter.value.bytes();
     bytes.kept_gradients += kept;
-    bytes.gradients += kept > 0 ? kept : GradientBytes(parameter, config);
+    bytes.gradients += kept > 0 ? kept : GradientBytes(parameter, run.config);
   }
-  bytes.state = StateBytesOf(policy, parameters).total;
+  bytes.state = StateBytesOf(run.policy, parameters).total;
   return bytes;
 }
 

@@ -11,9 +11,9 @@ namespace terrace {
 // State is what the policy's rules declare for each tensor. With the release sink, the gradient is
 // that of the largest tensor, beside that of a tied embedding. Throws Error naming the tensor when
 // the policy cannot serve it.
-MemoryPlan PlanDeclared(const HuggingFaceModel& model, const RunConfig& config);
+MemoryPlan PlanDeclared(const HuggingFaceModel& model, const ResolvedRun& run);
 
-TensorBytes BytesOfTensors(const HuggingFaceModel& model, const RunConfig& config);
-TensorBytes BytesOfTensors(const RunConfig& config);
+TensorBytes BytesOfTensors(const HuggingFaceModel& model, const ResolvedRun& run);
+TensorBytes BytesOfTensors(const ResolvedRun& run);
 
 }  // namespace terrace

@@ -26,7 +26,7 @@ StepCost CostOf(const ModelSize& size, const TensorBytes& bytes, const RunConfig
   cost.repeated_share = RelativeCompute(config) - 1;
 
   const double passes = PassesOf(config);
-  const double micro_batches = static_cast<double>(training.micro_batches);
+  const double micro_batches = static_cast<double>(training.gradient_accumulation_steps);
   const double uses = training.activation_checkpointing ? 3 : 2;
   cost.weight_bytes = static_cast<double>(bytes.weights) * (passes * micro_batches * uses + 2);
   cost.gradient_bytes =

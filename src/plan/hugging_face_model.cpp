@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cfloat>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -76,14 +77,21 @@ class Reader {
     return Has(key) ? Whole(key, least, most) : otherwise;
   }
   int64_t Dimension(const char* key) const { return Whole(key, 1, kMaxDimension); }
-  double Number(const char* key, double least, double most, double otherwise) const {
+  float Number(const char* key, const Range& range, float otherwise) const {
     if (!Has(key)) return otherwise;
     const Json& value = json_.at(key);
-    if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most)) {
-      Fail("{} = {} is not a number within {} .. {}", key, Short(value), least, most);
+    if (!value.is_number() || !(value.get<double>() >= range.minimum &&
+                                value.get<double>() <= std::min<double>(range.maximum, FLT_MAX))) {
+      Fail("{} = {} is not a number within {} .. {}", key, Short(value), range.minimum,
+           range.maximum);
     }
-    return value.get<double>();
+    return value.get<float>();
   }
+  // Of every family, whether it can be run or not.
+  float RopeTheta() const { return Number("rope_theta", kRopeThetas, 1e6f); }
+  float NormEpsilon() const { return Number("rms_norm_eps", kNormEpsilons, 1e-5f); }
+  float InitStd() const { return Number("initializer_range", kInitStds, 0.02f); }
+  float AuxCoefficient() const { return Number("router_aux_loss_coef", kCoefficients, 0.001f); }
   bool Flag(const char* key, bool otherwise) const {
     if (!Has(key)) return otherwise;
     if (!json_.at(key).is_boolean()) {
@@ -142,6 +150,10 @@ struct Common {
     }
     const std::string activation = read.Text("hidden_act", "silu");
     if (activation != "silu") Fail("hidden_act = \"{}\" is not silu (SwiGLU)", activation);
+    read.RopeTheta();
+    read.NormEpsilon();
+    read.InitStd();
+    read.AuxCoefficient();
   }
 };
 
@@ -279,18 +291,17 @@ void ReadMixtral(const Reader& read, HuggingFaceModel& model) {
   config.heads = common.heads;
   config.kv_heads = common.kv_heads;
   config.head_width = common.head_width;
-  config.rope_theta = static_cast<float>(read.Number("rope_theta", 1, 1e12, 1e6));
-  config.norm_epsilon = static_cast<float>(read.Number("rms_norm_eps", 1e-12, 1, 1e-5));
+  config.rope_theta = read.RopeTheta();
+  config.norm_epsilon = read.NormEpsilon();
   config.ffn = {FeedForwardKind::kMoe};
   config.ffn_width = experts.width;
   config.experts = experts.count;
   config.router.top_k = experts.top_k;
   config.router.normalize_weights = true;
-  config.router.aux_coefficient =
-      static_cast<float>(read.Number("router_aux_loss_coef", 0, 1e6, 0.001));
+  config.router.aux_coefficient = read.AuxCoefficient();
   config.tied_head = common.tied;
   config.weight_dtype = model.weight_dtype;
-  config.init_std = static_cast<float>(read.Number("initializer_range", 0, 10, 0.02));
+  config.init_std = read.InitStd();
   try {
     config.Check();
   } catch (const Error& error) {

@@ -116,9 +116,9 @@ std::string_view RowName(int row) {
   return row < kPopulations ? NameOf(Population(row)) : "(no parameter)";
 }
 
-MemoryPlan PlanMemory(const RunConfig& config) {
-  Trace trace(ParametersOf(config.model));
-  const Ledger ledger = PlanTraining(config, &trace);
+MemoryPlan PlanMemory(const ResolvedRun& run) {
+  Trace trace(ParametersOf(run.config.model));
+  const Ledger ledger = PlanTraining(run, &trace);
   return trace.Take(ledger);
 }
 

@@ -41,6 +41,6 @@ struct MemoryPlan {
 std::string_view RowName(int row);
 
 // By a dry run of a step and an evaluation. The number of threads counts, as it does in a run.
-MemoryPlan PlanMemory(const RunConfig& config);
+MemoryPlan PlanMemory(const ResolvedRun& run);
 
 }  // namespace terrace

@@ -33,7 +33,8 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
   PlanReport report;
   report.subject = subject;
   report.budget_bytes = budget_bytes;
-  const RunConfig& config = subject.config;
+  const ResolvedRun run(subject.config);
+  const RunConfig& config = run.config;
   if (subject.hugging_face) {
     for (const DeclaredTensor& tensor : subject.hugging_face->tensors) {
       report.parameters[static_cast<size_t>(tensor.population)] +=
@@ -46,16 +47,16 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
   }
   report.memory = PlanOf(subject);
   report.tensors =
-      subject.hugging_face ? BytesOfTensors(*subject.hugging_face, config) : BytesOfTensors(config);
+      subject.hugging_face ? BytesOfTensors(*subject.hugging_face, run) : BytesOfTensors(run);
   report.cost = CostOf(subject.size(), report.tensors, config);
   report.dense = DenseModelsOf(subject);
   if (report.Fits()) return report;
-  const Planner planner = [&](const RunConfig& changed) {
+  const Planner planner = [&](const ResolvedRun& changed) {
     return subject.hugging_face
                ? PlanDeclared(*subject.hugging_face, changed).ledger.total_peak_bytes
                : PlanTraining(changed).total_peak_bytes;
   };
-  report.advice = Advise(config, *budget_bytes, planner, !subject.hugging_face);
+  report.advice = Advise(run, *budget_bytes, planner, !subject.hugging_face);
   return report;
 }
 

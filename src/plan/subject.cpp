@@ -30,7 +30,7 @@ Subject FromHuggingFace(const std::string& path, const std::vector<std::string>&
   ModelConfig stand_in = PresetNamed("gpt-moe-tiny");
   stand_in.max_positions = model.max_positions;
   stand_in.weight_dtype = model.weight_dtype;
-  subject.config = ConfigOfModel(stand_in, assignments);
+  subject.config = ConfigOfModel(stand_in, assignments, /*stand_in=*/true);
   subject.hugging_face = std::move(model);
   return subject;
 }

@@ -77,11 +77,11 @@ std::string SetFlag(std::string setting) {
 std::string RunText(const Subject& subject) {
   const RunConfig& config = subject.config;
   const TrainingConfig& training = config.training;
-  std::string text =
-      fmt::format("run: policy {}, sink {}, weights {}, gradients {}, {} x {} x {} tokens a step",
-                  subject.policy, training.sink == SinkKind::kRelease ? "release" : "accumulate",
-                  NameOf(config.model.weight_dtype), NameOf(training.gradient_dtype),
-                  training.micro_batches, training.micro_batch, training.sequence_length);
+  std::string text = fmt::format(
+      "run: policy {}, sink {}, weights {}, gradients {}, {} x {} x {} tokens a step",
+      subject.policy, training.sink == SinkKind::kRelease ? "release" : "accumulate",
+      NameOf(config.model.weight_dtype), NameOf(training.gradient_dtype),
+      training.gradient_accumulation_steps, training.micro_batch_size, training.sequence_length);
   if (training.activation_checkpointing) text += ", activation checkpointing";
   text += fmt::format(", clipping {}", NameOf(config.optimizer.clipping.kind));
   if (!subject.hugging_face) text += fmt::format(", {} threads", MaxThreads());

@@ -9,12 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "core/settings.h"
 #include "model/config.h"
 #include "model/parameter.h"
 #include "optim/clipping.h"
 #include "optim/policy.h"
 #include "optim/schedule.h"
-#include "train/fields.h"
 
 namespace terrace {
 
@@ -29,20 +29,22 @@ enum class SinkKind : uint8_t { kAccumulate, kRelease };
 
 struct TrainingConfig {
   int64_t steps = 1000;
-  int64_t micro_batch = 8;  // sequences
+  int64_t micro_batch_size = 8;  // sequences
   int64_t sequence_length = 128;
-  int64_t micro_batches = 1;  // a step accumulates the gradients of this many
+  int64_t gradient_accumulation_steps = 1;  // micro-batches whose gradients make one step
   int64_t seed = 1;
   DType gradient_dtype = DType::kF32;
   SinkKind sink = SinkKind::kAccumulate;
   bool activation_checkpointing = false;
   int64_t eval_interval = 100;        // steps; 0: never
-  int64_t eval_batches = 8;           // of micro_batch sequences, always the same ones
+  int64_t eval_batches = 8;           // of micro_batch_size sequences, always the same ones
   int64_t checkpoint_interval = 100;  // steps; 0: only at the end
   int64_t keep = 2;                   // checkpoints
   int64_t threads = 0;                // 0: as many as the machine runs at once
 
-  int64_t StepTokens() const { return micro_batches * micro_batch * sequence_length; }
+  int64_t StepTokens() const {
+    return gradient_accumulation_steps * micro_batch_size * sequence_length;
+  }
 };
 
 struct OptimizerConfig {
@@ -52,7 +54,7 @@ struct OptimizerConfig {
   ScheduleKind schedule = ScheduleKind::kCosine;
   float warmup_fraction = 0.03f;      // of all steps
   float decay_fraction = 0.2f;        // of all steps, at the end; wsd only
-  float min_ratio = 0;                // of learning_rate, at the end of linear, cosine and wsd
+  float min_ratio = 0;                // of learning_rate, that linear, cosine and wsd lead to
   std::optional<float> weight_decay;  // over the policy's own, for all populations
   // Over both, for one population: keys of PolicyEntry and of its rule.
   std::array<Settings, kPopulations> populations;
@@ -71,34 +73,53 @@ struct RunConfig {
   // Written here, or taken from the file that optimizer.policy named: a run does not depend on that
   // file once it has started.
   PolicyTables policy;
+  // Of a run that has been started: settings in it that have no effect are no mistakes.
+  bool saved = false;
+  // `model` stands in for one that cannot be run, and lacks populations that that one may have.
+  bool stand_in = false;
+  // Of reading it: settings under old names. One line each, for whoever is at the terminal.
+  std::vector<std::string> notices;
 };
 
 // The table of settings, bound to `config`.
-std::vector<Field> FieldsOf(RunConfig& config);
+Fields FieldsOf(RunConfig& config);
 
 // Reads a TOML file, then `assignments` ("key=value") over it. model.preset names the model that
 // other keys change; an optimizer.policy that names a file becomes the configuration's own policy.
-// Relative paths are made absolute. Throws Error on one line.
+// Relative paths are made absolute. Throws Error on one line, also for settings that are written
+// but have no effect: of the file as it is, and of `assignments` on the whole.
 RunConfig LoadConfig(const std::filesystem::path& path,
                      const std::vector<std::string>& assignments);
 
+// The same of the config.toml that a run or a checkpoint keeps. Whatever a run has been started
+// with is taken. Throws Error when the file was cut off.
+RunConfig LoadSavedConfig(const std::filesystem::path& path,
+                          const std::vector<std::string>& assignments = {});
+// What such a file holds.
+std::string SavedConfigText(RunConfig config);
+
 // A run of `model` that has no data, with `assignments` over the defaults: for plans. Throws Error
-// on one line.
-RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>& assignments);
+// on one line. `stand_in` as in RunConfig.
+RunConfig ConfigOfModel(const ModelConfig& model, const std::vector<std::string>& assignments,
+                        bool stand_in = false);
 
 // Which tensor an error of a policy concerns: " (population of
 // layers.1.ff.experts.0.gate_proj.weight)"; nothing where the model has none, or is at fault
 // itself.
 std::string TensorsOf(const ModelConfig& model, Population population);
 
-// Impossible combinations, named by key. LoadConfig calls it.
-void CheckConfig(const RunConfig& config);
+// A configuration with what follows from it, worked out once a run.
+struct ResolvedRun {
+  // Throws Error naming the setting at fault, for impossible values and combinations. Implicit:
+  // where a run is wanted, a configuration is one.
+  ResolvedRun(RunConfig config_of_run);  // NOLINT(google-explicit-constructor)
 
-// The policy with what the configuration lays over it. Throws Error naming the setting at fault.
-Policy PolicyOf(const RunConfig& config);
-Schedule ScheduleOf(const RunConfig& config);
+  RunConfig config;
+  Policy policy;  // with what the configuration lays over it
+  Schedule schedule;
+};
 
-// Throws Error naming the key if a run under `old_config` cannot go on under `new_config`.
-void CheckSameRun(RunConfig old_config, RunConfig new_config);
+// Throws Error naming the key if the run `old_run` cannot go on as `new_run`.
+void CheckSameRun(ResolvedRun old_run, ResolvedRun new_run);
 
 }  // namespace terrace

@@ -45,7 +45,7 @@ StoredModel FindStoredModel(const fs::path& path) {
     if (!latest) Fail("{}: holds no checkpoint", path.string());
     stored.checkpoint = *latest;
   }
-  stored.config = LoadConfig(stored.checkpoint / "config.toml", {});
+  stored.config = LoadSavedConfig(stored.checkpoint / "config.toml");
   return stored;
 }
 

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr uint64_t kRouterNoisePurpose = 0x6e6f697365;
 
 EvaluationShape EvaluationShapeOf(const RunConfig& config) {
-  return {config.training.micro_batch, config.training.sequence_length,
+  return {config.training.micro_batch_size, config.training.sequence_length,
           config.training.eval_batches};
 }
 
@@ -43,28 +43,29 @@ std::unique_ptr<StepSink> MakeSink(const RunConfig& config, const Model& model,
 
 // What a run holds in its arena.
 struct Machine {
-  Machine(const RunConfig& config, Arena owned)
+  Machine(const ResolvedRun& run, Arena owned)
       : arena(std::move(owned)),
         backend(arena),
-        model(config.model, backend),
-        optimizer(PolicyOf(config), model.parameters(), arena,
-                  static_cast<uint64_t>(config.training.seed)),
-        sink(MakeSink(config, model, optimizer, arena)) {}
+        model(run.config.model, backend),
+        optimizer(run.policy, model.parameters(), arena,
+                  static_cast<uint64_t>(run.config.training.seed)),
+        sink(MakeSink(run.config, model, optimizer, arena)) {}
 
   // One step, from reading its batches (unless dry) to the updated weights.
-  StepReport Step(const RunConfig& config, int64_t step, const TrainBatches* batches) {
-    const TrainingConfig& training = config.training;
+  StepReport Step(const ResolvedRun& run, int64_t step, const TrainBatches* batches) {
+    const TrainingConfig& training = run.config.training;
     const Arena::PhaseScope phase(arena, Phase{"batch"});
     const Arena::Frame frame(arena);
-    const std::vector<MicroBatch> micro_batches = AllocateMicroBatches(
-        arena, training.micro_batches, training.micro_batch, training.sequence_length);
+    const std::vector<MicroBatch> micro_batches =
+        AllocateMicroBatches(arena, training.gradient_accumulation_steps, training.micro_batch_size,
+                             training.sequence_length);
     for (size_t m = 0; batches != nullptr && m < micro_batches.size(); ++m) {
-      batches->Read((step - 1) * training.micro_batches + static_cast<int64_t>(m),
+      batches->Read((step - 1) * training.gradient_accumulation_steps + static_cast<int64_t>(m),
                     micro_batches[m].inputs.span<int32_t>(),
                     micro_batches[m].targets.span<int32_t>());
     }
     const StepSettings settings{
-        .learning_rate = static_cast<float>(ScheduleOf(config).LearningRate(step)),
+        .learning_rate = static_cast<float>(run.schedule.LearningRate(step)),
         .noise_key = MixKeys(static_cast<uint64_t>(training.seed), kRouterNoisePurpose, step),
         .checkpointing = training.activation_checkpointing};
     return TrainStep(model, micro_batches, settings, *sink);
@@ -77,20 +78,21 @@ struct Machine {
   std::unique_ptr<StepSink> sink;
 };
 
-StepMetrics MetricsOf(const RunConfig& config, const RunSummary& summary, const Machine& machine,
+StepMetrics MetricsOf(const ResolvedRun& run, const RunSummary& summary, const Machine& machine,
                       const RunState& state, const StepReport& report, double seconds) {
+  const TrainingConfig& training = run.config.training;
   StepMetrics metrics;
   metrics.step = state.step;
   metrics.loss = report.losses.loss;
   metrics.aux_loss = report.losses.aux_loss;
   metrics.z_loss = report.losses.z_loss;
   metrics.gradient_norm = report.update.gradient_norm;
-  metrics.learning_rate = ScheduleOf(config).LearningRate(state.step);
+  metrics.learning_rate = run.schedule.LearningRate(state.step);
   metrics.tokens = state.tokens;
   metrics.seconds = seconds;
-  metrics.tokens_per_second = static_cast<double>(config.training.StepTokens()) / seconds;
+  metrics.tokens_per_second = static_cast<double>(training.StepTokens()) / seconds;
   metrics.flops_per_second =
-      metrics.tokens_per_second * summary.size.FlopsPerToken(config.training.sequence_length);
+      metrics.tokens_per_second * summary.size.FlopsPerToken(training.sequence_length);
   metrics.mfu = metrics.flops_per_second / summary.peak_flops;
   metrics.planned_peak_bytes = summary.plan.total_peak_bytes;
   metrics.ledger_peak_bytes = machine.arena.ledger().total_peak_bytes;
@@ -127,7 +129,7 @@ bool HoldsNothing(const RunFolder& run) {
 }
 
 // Refuses what would overwrite or continue the wrong run.
-void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
+void CheckFolder(const RunFolder& run, const ResolvedRun& wanted, bool resume) {
   if (!resume) {
     if (HoldsNothing(run)) return;
     if (run.HoldsRun()) {
@@ -138,7 +140,7 @@ void CheckFolder(const RunFolder& run, const RunConfig& config, bool resume) {
   if (!run.HoldsRun()) Fail("{}: holds no run to resume", run.path.string());
   // A checkpoint's own configuration is the one that it was trained under.
   const std::optional<fs::path> latest = LatestCheckpoint(run.checkpoints());
-  CheckSameRun(LoadConfig(latest ? *latest / "config.toml" : run.config(), {}), config);
+  CheckSameRun(LoadSavedConfig(latest ? *latest / "config.toml" : run.config()), wanted);
 }
 
 void CreateFolder(const RunFolder& run, const std::string& config_toml,
@@ -187,24 +189,26 @@ auto FromCheckpoint(const fs::path& checkpoint, const Read& read) {
 
 }  // namespace
 
-Ledger PlanTraining(const RunConfig& config, ArenaWatcher* watcher) {
+Ledger PlanTraining(const ResolvedRun& run, ArenaWatcher* watcher) {
+  const RunConfig& config = run.config;
   Arena arena = Arena::Dry();
   arena.Watch(watcher);
-  Machine machine(config, std::move(arena));
-  machine.Step(config, 1, nullptr);
+  Machine machine(run, std::move(arena));
+  machine.Step(run, 1, nullptr);
   if (config.training.eval_interval > 0) {
     PlanEvaluation(machine.model, EvaluationShapeOf(config));
   }
   return machine.arena.ledger();
 }
 
-TrainResult Train(const RunConfig& config, const fs::path& run_folder, const TrainOptions& options,
-                  const TrainCallbacks& callbacks) {
+TrainResult Train(const ResolvedRun& resolved, const fs::path& run_folder,
+                  const TrainOptions& options, const TrainCallbacks& callbacks) {
+  const RunConfig& config = resolved.config;
   const bool resume = options.resume;
   // All that can be refused is refused before anything is written.
   const TrainingConfig& training = config.training;
   const RunFolder run{run_folder};
-  CheckFolder(run, config, resume);
+  CheckFolder(run, resolved, resume);
   std::optional<FolderLock> lock;
   if (resume) lock.emplace(run.path);
   const auto warn = [&](std::string_view text) {
@@ -223,21 +227,20 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
                       latest->string(), config.data.folder));
     }
   }
-  const TrainBatches batches(corpus.train, training.micro_batch, training.sequence_length,
+  const TrainBatches batches(corpus.train, training.micro_batch_size, training.sequence_length,
                              static_cast<uint64_t>(training.seed));
-  RunConfig resolved = config;
-  const std::string config_toml = ToToml(FieldsOf(resolved));
+  const std::string config_toml = SavedConfigText(config);
 
   RunSummary summary;
   summary.size = SizeOf(config.model);
-  summary.plan = PlanTraining(config);
+  summary.plan = PlanTraining(resolved);
   summary.free_bytes = AvailableMemoryBytes();
   if (corpus.val) CheckEvaluationData(*corpus.val, EvaluationShapeOf(config));
   summary.peak_flops = MeasureProductFlops(config.model.weight_dtype);
   summary.train_tokens = corpus.train.size();
   summary.val_tokens = corpus.val ? corpus.val->size() : 0;
   summary.policy = config.optimizer.policy;
-  summary.learning_rate = ScheduleOf(config).peak;
+  summary.learning_rate = resolved.schedule.peak;
   summary.first_step = latest ? StepOf(*latest).value() : 0;
   summary.last_step = training.steps;
   const int64_t needed_bytes = summary.plan.total_peak_bytes;
@@ -253,7 +256,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
                   "`terrace plan` tells what would fit; --overcommit starts all the same");
   }
 
-  Machine machine(config, Arena(needed_bytes));
+  Machine machine(resolved, Arena(needed_bytes));
   RunState state;
   if (latest) {
     state = FromCheckpoint(*latest, [&] {
@@ -293,7 +296,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
     const int64_t step = state.step + 1;
     StepReport report;
     try {
-      report = machine.Step(config, step, &batches);
+      report = machine.Step(resolved, step, &batches);
     } catch (const Error& error) {
       const auto last = LatestCheckpoint(run.checkpoints());
       const std::string text =
@@ -315,7 +318,7 @@ TrainResult Train(const RunConfig& config, const fs::path& run_folder, const Tra
       result.evaluation = evaluation;
     }
     // After the evaluation, whose memory counts.
-    StepMetrics metrics = MetricsOf(config, summary, machine, state, report, time.count());
+    StepMetrics metrics = MetricsOf(resolved, summary, machine, state, report, time.count());
     metrics.evaluation = evaluation;
     metrics_file.Append(metrics);
     if (callbacks.step) callbacks.step(metrics);

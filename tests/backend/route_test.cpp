@@ -39,6 +39,8 @@ constexpr float kOddRows[][4] = {
 
 class RouteTest : public KernelTest {
  protected:
+  std::optional<uint64_t> noise_key_ = 5;
+
   Routing NewRouting(const RouteCase& c) {
     const int64_t n = c.tokens, e = c.experts, k = c.top_k;
     return {New(DType::kF32, {n, e}, "probabilities"), New(DType::kF32, {n}, "log_sums"),
@@ -74,9 +76,9 @@ class RouteTest : public KernelTest {
     const Routing actual = NewRouting(c), expected = NewRouting(c);
     const TensorView logits_expected = CopyOf(logits);
     std::vector<int64_t> counts(c.experts, 77), counts_expected(c.experts, 77);
-    const RouterStatistics s = cpu_.Route(config, logits, targets, actual, counts);
+    const RouterStatistics s = cpu_.Route(config, noise_key_, logits, targets, actual, counts);
     const RouterStatistics s_expected =
-        reference_.Route(config, logits_expected, targets, expected, counts_expected);
+        reference_.Route(config, noise_key_, logits_expected, targets, expected, counts_expected);
 
     EXPECT_TRUE(Near(logits, logits_expected, RoundingOf(DType::kF32, 0)));
     EXPECT_TRUE(SameBytes(actual.experts, expected.experts));
@@ -138,17 +140,17 @@ TEST_P(RouteTest, NoiseIsAddedInPlaceAndKeyed) {
   const RouteCase c{200, 32, 2};
   RouterConfig config = Config(c, true);
   config.noise_scale = 0.5f;
-  config.noise_key = 123456789;
+  noise_key_ = 123456789;
   const TensorView logits = Normals(DType::kF32, {c.tokens, c.experts}, "logits");
   const TensorView clean = CopyOf(logits), again = CopyOf(logits), other = CopyOf(logits);
   const TensorView targets = Targets(c.tokens, 0);
   CheckRoute(config, c, logits, targets);
   EXPECT_FALSE(Near(logits, clean, {.absolute = 0.01}));
   std::vector<int64_t> counts(c.experts);
-  cpu_.Route(config, again, targets, NewRouting(c), counts);
+  cpu_.Route(config, noise_key_, again, targets, NewRouting(c), counts);
   EXPECT_TRUE(SameBytes(again, logits));
-  config.noise_key = 987654321;
-  cpu_.Route(config, other, targets, NewRouting(c), counts);
+  noise_key_ = 987654321;
+  cpu_.Route(config, noise_key_, other, targets, NewRouting(c), counts);
   EXPECT_FALSE(Near(other, logits, {.absolute = 0.01}));
 }
 
@@ -222,13 +224,14 @@ TEST_P(RouteTest, IgnoredTokensAreRoutedButNotCounted) {
   for (int64_t n = 10; n < 20; ++n) targets.as<int32_t>()[n] = kIgnoredTarget;
   const Routing routing = NewRouting(c);
   std::vector<int64_t> counts(c.experts), first_counts(c.experts);
-  const RouterStatistics all = cpu_.Route(Config(c, true), logits, targets, routing, counts);
+  const RouterStatistics all =
+      cpu_.Route(Config(c, true), noise_key_, logits, targets, routing, counts);
   EXPECT_EQ(routing.offsets.as<int64_t>()[c.experts], 40);
   EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), 20);
 
   // As if the ignored tokens were not there.
   const RouteCase half{10, 4, 2};
-  const RouterStatistics first = cpu_.Route(Config(c, true), logits.Rows(0, 10),
+  const RouterStatistics first = cpu_.Route(Config(c, true), noise_key_, logits.Rows(0, 10),
                                             targets.Rows(0, 10), NewRouting(half), first_counts);
   EXPECT_EQ(counts, first_counts);
   EXPECT_EQ(all.tokens, first.tokens);
@@ -248,7 +251,7 @@ TEST_P(RouteTest, BalanceGradientsAreThoseOfTheLosses) {
   const Routing routing = NewRouting(c);
   std::vector<int64_t> counts(c.experts);
   const auto loss = [&] {
-    const RouterStatistics s = cpu_.Route(config, logits, targets, routing, counts);
+    const RouterStatistics s = cpu_.Route(config, noise_key_, logits, targets, routing, counts);
     return s.aux_loss + s.z_loss;
   };
   loss();
@@ -278,7 +281,8 @@ TEST_P(RouteTest, ResultsDoNotDependOnTheNumberOfThreads) {
   std::vector<int64_t> counts(c.experts);
   ExpectSameForAnyThreads([&] {
     const TensorView sums = New(DType::kI64, {3});
-    const RouterStatistics s = cpu_.Route(config, CopyOf(logits), targets, NewRouting(c), counts);
+    const RouterStatistics s =
+        cpu_.Route(config, noise_key_, CopyOf(logits), targets, NewRouting(c), counts);
     sums.as<int64_t>()[0] = std::bit_cast<int64_t>(s.aux_loss);
     sums.as<int64_t>()[1] = std::bit_cast<int64_t>(s.z_loss);
     sums.as<int64_t>()[2] = std::bit_cast<int64_t>(s.entropy);
@@ -286,7 +290,7 @@ TEST_P(RouteTest, ResultsDoNotDependOnTheNumberOfThreads) {
   });
   ExpectSameForAnyThreads([&] {
     const Routing routing = NewRouting(c);
-    cpu_.Route(config, CopyOf(logits), targets, routing, counts);
+    cpu_.Route(config, noise_key_, CopyOf(logits), targets, routing, counts);
     return routing.row_tokens;
   });
 }
@@ -308,7 +312,8 @@ TEST_P(RouteTest, DryRunsTakeTheSameScratchAndCountNothing) {
     const TensorView logits = allocate(DType::kF32, {300, 8});
     const TensorView targets = allocate(DType::kI32, {300});
     std::vector<int64_t> counts(8, 77);
-    const RouterStatistics s = backend.Route(Config(c, true), logits, targets, routing, counts);
+    const RouterStatistics s =
+        backend.Route(Config(c, true), std::nullopt, logits, targets, routing, counts);
     EXPECT_EQ(s.tokens, backend.dry() ? 0 : 300);
     EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), backend.dry() ? 0 : 600);
     backend.RouteBackward(Config(c, true), routing, targets, allocate(DType::kF32, {600}), 1.0f,
@@ -320,14 +325,18 @@ TEST_P(RouteTest, ImpossibleShapesAreRefused) {
   const RouteCase c{6, 4, 2};
   const TensorView logits = Normals(DType::kF32, {6, 4}), targets = Targets(6, 0);
   std::vector<int64_t> counts(4), short_counts(3);
-  EXPECT_THROW(cpu_.Route(Config(c, true), logits, targets, NewRouting(c), short_counts),
-               InternalError);
-  EXPECT_THROW(cpu_.Route(Config({6, 4, 5}, true), logits, targets, NewRouting(c), counts),
-               InternalError);
-  EXPECT_THROW(cpu_.Route(Config({6, 4, 0}, true), logits, targets, NewRouting(c), counts),
-               InternalError);
-  EXPECT_THROW(cpu_.Route(Config(c, true), logits, Targets(5, 0), NewRouting(c), counts),
-               InternalError);
+  EXPECT_THROW(
+      cpu_.Route(Config(c, true), noise_key_, logits, targets, NewRouting(c), short_counts),
+      InternalError);
+  EXPECT_THROW(
+      cpu_.Route(Config({6, 4, 5}, true), noise_key_, logits, targets, NewRouting(c), counts),
+      InternalError);
+  EXPECT_THROW(
+      cpu_.Route(Config({6, 4, 0}, true), noise_key_, logits, targets, NewRouting(c), counts),
+      InternalError);
+  EXPECT_THROW(
+      cpu_.Route(Config(c, true), noise_key_, logits, Targets(5, 0), NewRouting(c), counts),
+      InternalError);
 }
 
 }  // namespace

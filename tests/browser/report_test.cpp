@@ -77,8 +77,8 @@ class ReportTest : public ::testing::Test {
     std::ofstream(*shared_ / "small.toml") << ToToml(FieldsOf(config));
     // A name that would break a careless page.
     std::ofstream(*shared_ / "<i>&quot;.toml") << "base = \"adamw\"\n";
-    compared_ = Program({TERRACE_PROGRAM, "compare", "small.toml", "--out", "study", "--policies",
-                         "skewadam,<i>&quot;.toml", "--lr", "1x,10x", "--seeds", "2"},
+    compared_ = Program({TERRACE_PROGRAM, "compare", "small.toml", "--output", "study",
+                         "--policies", "skewadam,<i>&quot;.toml", "--lr", "1x,10x", "--seeds", "2"},
                         {.folder = shared_->path(), .environment = {"OMP_WAIT_POLICY=passive"}})
                     .Wait();
   }

@@ -1,5 +1,6 @@
 // terrace compare as a user runs it.
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -40,8 +41,8 @@ TemporaryFolder* CompareCommandTest::shared_ = nullptr;
 
 TEST_F(CompareCommandTest, ComparesAndContinues) {
   const std::vector<std::string> arguments =
-      Compare({"--out", "study", "--policies", "skewadam,adamw", "--ablations", "skewadam-uniform",
-               "--lr", "1x,10x", "--seeds", "2"});
+      Compare({"--output", "study", "--policies", "skewadam,adamw", "--ablations",
+               "skewadam-uniform", "--lr", "1x,10x", "--seeds", "2"});
   const ProgramResult first = Run(arguments);
   EXPECT_EQ(first.exit_code, 0) << first.errors;
   EXPECT_THAT(first.output, StartsWith("policy            learning rate"));
@@ -54,11 +55,16 @@ TEST_F(CompareCommandTest, ComparesAndContinues) {
   EXPECT_THAT(first.errors, HasSubstr("run 8/8, all in 0:00  step 20/20  loss "));
   EXPECT_THAT(first.errors, HasSubstr("optimizer.learning_rate is not used"));
   EXPECT_THAT(ReadFile(folder_ / "study/compare.md"),
-              HasSubstr("--out study --policies skewadam,adamw --ablations skewadam-uniform "
+              HasSubstr("--output study --policies skewadam,adamw --ablations skewadam-uniform "
                         "--lr 1x,10x --seeds 2`"));
 
-  const ProgramResult again = Run(arguments);
+  // By the option's old name, too.
+  std::vector<std::string> old_arguments = arguments;
+  std::replace(old_arguments.begin(), old_arguments.end(), std::string("--output"),
+               std::string("--out"));
+  const ProgramResult again = Run(old_arguments);
   EXPECT_EQ(again.exit_code, 0) << again.errors;
+  EXPECT_THAT(again.errors, StartsWith("notice: --out is called --output now; "));
   EXPECT_EQ(again.output, first.output);
   EXPECT_THAT(again.errors, HasSubstr("8 runs of 2560 tokens each, 8 of them done:\n"));
   EXPECT_THAT(again.errors, Not(HasSubstr("step ")));
@@ -66,10 +72,10 @@ TEST_F(CompareCommandTest, ComparesAndContinues) {
 
 TEST_F(CompareCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"compare"}), HasSubstr("config is required"));
-  EXPECT_THAT(ErrorOf(Compare({})), HasSubstr("--out is required"));
-  EXPECT_THAT(ErrorOf(Compare({"--out", "x"})), HasSubstr("--policies is required"));
+  EXPECT_THAT(ErrorOf(Compare({})), HasSubstr("--output is required"));
+  EXPECT_THAT(ErrorOf(Compare({"--output", "x"})), HasSubstr("--policies is required"));
   const auto error_of = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), {"--out", "x", "--policies"});
+    more.insert(more.begin(), {"--output", "x", "--policies"});
     return ErrorOf(Compare(more));
   };
   EXPECT_THAT(error_of({"adam"}), HasSubstr("no policy is called \"adam\""));
@@ -85,7 +91,7 @@ TEST_F(CompareCommandTest, MistakesGiveOneLineAndChangeNothing) {
 
 TEST_F(CompareCommandTest, InterruptsSaveAndTheSameCommandContinues) {
   const std::vector<std::string> arguments =
-      Compare({"--out", "study", "--policies", "adamw,skewadam", "--set", "training.steps=200",
+      Compare({"--output", "study", "--policies", "adamw,skewadam", "--set", "training.steps=200",
                "--set", "training.checkpoint_interval=0"});
   Program program(Arguments(arguments), Options());
   const fs::path metrics = folder_ / "study/runs/adamw-lr0.0003-seed1/metrics.jsonl";

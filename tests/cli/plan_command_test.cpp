@@ -13,8 +13,9 @@ using ::testing::StartsWith;
 
 class PlanCommandTest : public CommandTest {
  protected:
-  std::string Mixtral() const {
-    return (TestData() / "hugging_face" / "mixtral-8x7b.json").string();
+  std::string Mixtral() const { return HuggingFaceFile("mixtral-8x7b"); }
+  static std::string HuggingFaceFile(const std::string& name) {
+    return (TestData() / "hugging_face" / (name + ".json")).string();
   }
 };
 
@@ -28,6 +29,10 @@ TEST_F(PlanCommandTest, PlansPresetsAndHuggingFaceModels) {
   EXPECT_EQ(hugging_face.exit_code, 0) << hugging_face.errors;
   EXPECT_THAT(hugging_face.output, StartsWith("mixtral-8x7b: 46.70 B parameters, 12.88 B active"));
   EXPECT_THAT(hugging_face.output, HasSubstr("no setting makes it fit"));
+  // It has populations that no model of this program's own has.
+  const ProgramResult shared = Run({"plan", HuggingFaceFile("deepseek-v3"), "--set",
+                                    "optimizer.populations.shared_expert.momentum=bf16"});
+  EXPECT_EQ(shared.exit_code, 0) << shared.errors;
 }
 
 TEST_F(PlanCommandTest, WritesJsonAndChart) {

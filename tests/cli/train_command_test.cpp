@@ -107,6 +107,49 @@ TEST_F(TrainCommandTest, VersionAndHelp) {
   EXPECT_THAT(help.output, HasSubstr("--resume"));
 }
 
+TEST_F(TrainCommandTest, OldNamesGiveANoticeAndAreNotKept) {
+  const ProgramResult trained = Run({"train", Config(), "-o", "run", "--set", "training.steps=2",
+                                     "--set", "training.micro_batch=2"});
+  EXPECT_EQ(trained.exit_code, 0) << trained.errors;
+  EXPECT_THAT(trained.errors,
+              StartsWith("notice: --set: training.micro_batch is called "
+                         "training.micro_batch_size now; the next release will refuse the old "
+                         "name\n"));
+  EXPECT_THAT(ReadFile(folder_ / "run/config.toml"), HasSubstr("\nmicro_batch_size = 2  #"));
+}
+
+// A model of MoE layers only needs no ffn_width; what is trained can be used and resumed.
+TEST_F(TrainCommandTest, AModelOfMoeLayersOnlyIsReadBack) {
+  RunConfig config = SmallRun(*shared_ / "corpus");
+  config.model.ffn = {FeedForwardKind::kMoe};
+  config.model.ffn_width = 0;
+  config.model.expert_width = 32;
+  config.training.steps = 2;
+  std::ofstream(folder_ / "moe.toml") << ToToml(FieldsOf(config));
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"train", "moe.toml", "-o", "run"},
+        {"eval", "run", "--batches", "1"},
+        {"generate", "run", "--prompt", "the", "--max-tokens", "2"},
+        {"train", "--resume", "-o", "run", "--set", "training.steps=3"},
+        {"plan", "run/config.toml"}}) {
+    const ProgramResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << arguments[0] << result.errors;
+  }
+  std::string text = ReadFile(folder_ / "run/config.toml");
+  text.erase(text.find("[optimizer]"));
+  std::ofstream(folder_ / "run/config.toml") << text;
+  EXPECT_THAT(ErrorOf({"plan", "run/config.toml"}), HasSubstr("is cut off"));
+}
+
+TEST_F(TrainCommandTest, PresetsAreListedWithTheirSizes) {
+  const ProgramResult presets = Run({"presets"});
+  EXPECT_EQ(presets.exit_code, 0) << presets.errors;
+  EXPECT_THAT(presets.output, HasSubstr("\nskewadam-6.78b      6.78 B    442.54 M  the published"));
+  for (const Preset& preset : Presets()) {
+    EXPECT_THAT(presets.output, HasSubstr(std::string(preset.name) + " "));
+  }
+}
+
 TEST_F(TrainCommandTest, SettingsAreAConfiguration) {
   const ProgramResult defaults = Run({"train", "--settings"});
   EXPECT_EQ(defaults.exit_code, 0) << defaults.errors;
@@ -125,7 +168,8 @@ TEST_F(TrainCommandTest, PoliciesAreListedAndPrintedAsFiles) {
   const ProgramResult ready = Run({"policies", "skewadam-uniform"});
   EXPECT_EQ(ready.exit_code, 0) << ready.errors;
   EXPECT_THAT(ready.output, HasSubstr("\n[expert]  # state of a matrix: momentum f32, "));
-  EXPECT_THAT(ready.output, HasSubstr("\nmomentum = 'f32'  # of none, f32, bf16, int8\n"));
+  EXPECT_THAT(ready.output,
+              HasSubstr("\nmomentum = 'f32'  # as it is stored: none, f32, bf16, int8\n"));
   std::ofstream(folder_ / "mine.toml") << ready.output;
   EXPECT_EQ(Run({"policies", "mine.toml"}).output, ready.output);
   EXPECT_EQ(Run({"train", Config(), "-o", "run", "--set", "optimizer.policy=mine.toml", "--set",
@@ -142,7 +186,7 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"train"}), HasSubstr("name a configuration"));
   EXPECT_THAT(ErrorOf({"train", "absent.toml"}), HasSubstr("absent.toml: cannot read"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "optimizer.learning_rate=0"}),
-              HasSubstr("learning_rate = 0 (optimizer.learning_rate"));
+              HasSubstr("optimizer.learning_rate = 0 is not within"));
   // The folder of the test has to stay empty.
   const TemporaryFolder policies;
   std::ofstream(policies / "partial.toml") << "learning_rate = 1\n[expert]\nrule = \"adamw\"\n";

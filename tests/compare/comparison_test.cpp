@@ -121,11 +121,11 @@ TEST_F(ComparisonTest, WhatTheRunsHadInCommonIsSaid) {
   EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine, 1 or 2 threads\n"));
 
   study_.base.optimizer.weight_decay = 0.25f;
-  study_.base.optimizer.populations[static_cast<size_t>(Population::kHead)] = {
+  study_.base.optimizer.populations[static_cast<size_t>(Population::kExpert)] = {
       {"lr_multiplier", 2.0}};
   EXPECT_THAT(ToMarkdown(Make()),
               HasSubstr("- **Over every policy:** optimizer.weight\\_decay = 0.25, "
-                        "optimizer.populations.head = { lr\\_multiplier = 2 }\n"));
+                        "optimizer.populations.expert = { lr\\_multiplier = 2 }\n"));
 }
 
 TEST_F(ComparisonTest, ALossAboveTheFirstOneIsMarked) {

@@ -339,7 +339,7 @@ TEST_F(RunnerTest, WhatCannotRunIsRefusedBeforeAnythingIsWritten) {
   base_.data.folder = folder_ / "absent";
   EXPECT_THAT(MessageOfRun({.policies = {"adamw"}}), HasSubstr("there is no such folder"));
   base_ = same;
-  base_.training.micro_batch = 1'000'000;
+  base_.training.micro_batch_size = 1'000'000;
   EXPECT_THAT(MessageOfRun({.policies = {"adamw"}}), HasSubstr("memory: "));
   base_ = same;
   EXPECT_FALSE(fs::exists(folder_ / "study"));

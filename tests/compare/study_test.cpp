@@ -68,7 +68,7 @@ TEST(StudyTest, APolicyFileIsNamedAfterItselfAndIsInTheConfiguration) {
   const std::string file = folder / "mine.toml";
   const Study study = StudyOf({.policies = {"skewadam", file}});
   EXPECT_EQ(NameOf(KnownRuns(study, {}).at(1)), "mine-lr0.5-seed5");
-  const RunConfig config = ConfigOf(study, {"mine", 0.25, 6});
+  const RunConfig config = ResolvedOf(study, {"mine", 0.25, 6}).config;
   EXPECT_EQ(config.optimizer.policy, kOwnPolicy);
   EXPECT_EQ(config.policy.base, "skewadam");
   EXPECT_EQ(config.optimizer.learning_rate, 0.25f);
@@ -98,14 +98,14 @@ TEST(StudyTest, TheBasesOwnPolicyIsReplacedAndItsOverridesAreChecked) {
   base.optimizer.policy = kOwnPolicy;
   base.policy.base = "skewadam";
   Study study = MakeStudy(base, {.policies = {"adamw"}});
-  const RunConfig config = ConfigOf(study, {"adamw", 1e-3, 1});
+  const RunConfig config = ResolvedOf(study, {"adamw", 1e-3, 1}).config;
   EXPECT_EQ(config.optimizer.policy, "adamw");
   EXPECT_EQ(config.policy, PolicyTables{});
 
   study.base.optimizer.populations[static_cast<size_t>(Population::kExpert)] = {
       {"momentum", std::string("f32")}};
   try {
-    ConfigOf(study, {"adamw", 1e-3, 1});
+    ResolvedOf(study, {"adamw", 1e-3, 1});
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("policy adamw: "));

@@ -3,8 +3,8 @@
 
 #include <set>
 
+#include "core/nearest_name.h"
 #include "model/harness.h"
-#include "model/nearest_name.h"
 #include "model/presets.h"
 
 namespace terrace {
@@ -36,22 +36,22 @@ TEST(ModelConfigTest, ImpossibleModelsNameTheKey) {
       {[](ModelConfig& c) { c.head_width = 5; },
        "model.head_width = 5 is odd, which model.positions = \"rope\" cannot rotate"},
       {[](ModelConfig& c) { c.vocab_size = 0; },
-       "model.vocab_size = 0 is not between 1 and 2147483647"},
+       "model.vocab_size = 0 is not within 1 .. 2147483647"},
       {[](ModelConfig& c) { c.vocab_size = int64_t{1} << 40; },
-       "model.vocab_size = 1099511627776 is not between 1 and 2147483647"},
+       "model.vocab_size = 1099511627776 is not within 1 .. 2147483647"},
       {[](ModelConfig& c) { c.max_positions = -1; },
-       "model.max_positions = -1 is not between 1 and 2147483647"},
-      {[](ModelConfig& c) { c.layers = 0; }, "model.layers = 0 is not between 1 and 65536"},
-      {[](ModelConfig& c) { c.heads = 0; }, "model.heads = 0 is not between 1 and 2147483647"},
+       "model.max_positions = -1 is not within 1 .. 2147483647"},
+      {[](ModelConfig& c) { c.layers = 0; }, "model.layers = 0 is not within 1 .. 65536"},
+      {[](ModelConfig& c) { c.heads = 0; }, "model.heads = 0 is not within 1 .. 2147483647"},
       {[](ModelConfig& c) { c.ffn = {}; },
        "model.ffn is empty: it needs at least one of dense, moe"},
       {[](ModelConfig& c) { c.ffn_width = 0; },
-       "model.ffn_width = 0 is not between 1 and 2147483647"},
-      {[](ModelConfig& c) { c.experts = 0; }, "model.experts = 0 is not between 1 and 2147483647"},
+       "model.ffn_width = 0, and model.ffn has dense layers"},
+      {[](ModelConfig& c) { c.experts = 0; }, "model.experts = 0, and model.ffn has MoE layers"},
       {[](ModelConfig& c) { c.router.top_k = 6; },
-       "model.router.top_k = 6 is not between 1 and model.experts = 5"},
+       "model.router.top_k = 6 is not within 1 .. model.experts = 5"},
       {[](ModelConfig& c) { c.router.top_k = 0; },
-       "model.router.top_k = 0 is not between 1 and model.experts = 5"},
+       "model.router.top_k = 0 is not within 1 .. 4194304"},
       {[](ModelConfig& c) {
          c.ffn = {FeedForwardKind::kMoe};
          c.ffn_width = c.expert_width = 0;
@@ -67,9 +67,16 @@ TEST(ModelConfigTest, ImpossibleModelsNameTheKey) {
       {[](ModelConfig& c) { c.router.noise_scale = NAN; },
        "model.router.noise_scale = nan is not a finite number of at least 0"},
       {[](ModelConfig& c) { c.norm_epsilon = 0; },
-       "model.norm_epsilon = 0 is not a positive number"},
+       "model.norm_epsilon = 0 is not within 1e-30 .. 1"},
       {[](ModelConfig& c) { c.rope_theta = INFINITY; },
-       "model.rope_theta = inf is not a positive number"},
+       "model.rope_theta = inf is not within 1 .. 1000000000000"},
+      {[](ModelConfig& c) { c.heads = c.kv_heads = c.head_width = 1 << 20; },
+       "model.heads = 1048576 of width 1048576 are more than 2147483647 together"},
+      {[](ModelConfig& c) {
+         c.width = c.vocab_size = INT32_MAX;
+         c.head_width = 2;
+       },
+       "the model would have some 9.2e+18 parameters, more than 1e+15"},
       {[](ModelConfig& c) { c.weight_dtype = DType::kI32; },
        "training.precision = \"i32\" is not one of f32, bf16"},
   };
@@ -99,6 +106,33 @@ TEST(ModelConfigTest, UnusedKeysAreFree) {
   config.head_width = 5;
   config.positions = PositionKind::kLearned;
   config.Check();
+}
+
+TEST(ModelConfigTest, PopulationsAreThoseOfTheParameters) {
+  for (const auto& ffn : {std::vector{FeedForwardKind::kDense}, std::vector{FeedForwardKind::kMoe},
+                          std::vector{FeedForwardKind::kDense, FeedForwardKind::kMoe}}) {
+    for (const bool tied : {false, true}) {
+      ModelConfig config = SmallConfig();
+      config.ffn = ffn;
+      config.tied_head = tied;
+      std::set<Population> present;
+      for (const Parameter& parameter : ParametersOf(config)) present.insert(parameter.population);
+      for (int i = 0; i < kPopulations; ++i) {
+        EXPECT_EQ(config.Has(Population(i)), present.contains(Population(i)))
+            << NameOf(Population(i));
+      }
+    }
+  }
+}
+
+// Of zeros, every token would go to expert 0: ties go to the lower number.
+TEST(ModelConfigTest, RoutersStartAsOtherMatrices) {
+  const ModelConfig config = PresetNamed("gpt-moe-tiny");
+  for (const Parameter& parameter : ParametersOf(config)) {
+    if (parameter.population == Population::kRouter) {
+      EXPECT_EQ(parameter.init_std, config.init_std) << parameter.name;
+    }
+  }
 }
 
 TEST(PresetTest, ParameterCounts) {

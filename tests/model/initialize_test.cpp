@@ -40,7 +40,6 @@ TEST(InitializeTest, DistributionOfEveryParameter) {
         parameter.name.ends_with("down_proj.weight")) {
       stddev = 0.05 / 2;  // / sqrt(2 * layers)
     }
-    if (parameter.population == Population::kRouter) stddev = 0;
     if (parameter.population == Population::kNorm) {
       stddev = 0;
       mean = parameter.name.ends_with("weight") ? 1 : 0;

@@ -37,7 +37,10 @@ class TrajectoryTest : public ReferenceModelTest {
     Policy policy = PolicyNamed(policy_name);
     for (PolicyEntry& entry : policy.entries) {
       entry.weight_decay = entry.population == Population::kRouter ? 0 : 0.05f;
-      entry.settings["beta1"] = 0.9;
+      const auto momentum = entry.settings.find("momentum");
+      if (momentum == entry.settings.end() || momentum->second != SettingValue("none")) {
+        entry.settings["beta1"] = 0.9;
+      }
       entry.settings["beta2"] = 0.999;
       entry.settings["eps"] = 1e-8;
     }

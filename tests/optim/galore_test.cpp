@@ -427,7 +427,7 @@ TEST(GaloreTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(MessageOf([] {
               MakeRule("galore", {{"rank", 0.5}});
             }),
-            "galore: rank = 0.5 is not within 1 .. 1048576");
+            "galore: rank = 0.5 has to be a whole number");
   EXPECT_EQ(MessageOf([] {
               MakeRule("galore", {{"period", 2.5}});
             }),

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/error.h"
 #include "optim/optimizer.h"
 #include "optim/rules/rules.h"
@@ -49,37 +51,63 @@ void ExpectSame(const Policy& a, const Policy& b) {
   }
 }
 
+enum class Kind { kA, kB };
+struct Thing {
+  double rate = 0.25;
+  int64_t count = 3;
+  bool on = false;
+  Kind kind = Kind::kA;
+  double of_b = 0.5;
+};
+Fields FieldsOf(Thing& thing) {
+  return {{"rate", &thing.rate, "a number", {0, 1}},
+          {"count", &thing.count, "", {1, 9}},
+          {"on", &thing.on, "a flag"},
+          {"kind", Choice(thing.kind, {{"a", Kind::kA}, {"b", Kind::kB}}), "of thing"},
+          {"of_b", &thing.of_b, "", {0, 1}, {[&] { return thing.kind == Kind::kB; }, "kind b"}}};
+}
+
 TEST(SettingsReaderTest, ReadsEveryKindAndCompletesTheRest) {
-  const Settings settings = {{"rate", 0.5}, {"on", true}, {"kind", "b"}};
+  Thing thing;
+  const Settings settings = {{"rate", 0.5}, {"kind", "b"}, {"count", 4.0}};
   SettingsReader reader("rule", settings);
-  enum class Kind { kA, kB };
-  EXPECT_EQ(reader.Number("rate", 0.25, 0, 1), 0.5);
-  EXPECT_EQ(reader.Number("other_rate", 0.25, 0, 1), 0.25);
-  EXPECT_TRUE(reader.Flag("on", false));
-  EXPECT_TRUE(reader.Flag("still_on", true));
-  EXPECT_EQ(reader.Choice("kind", Kind::kA, {{"a", Kind::kA}, {"b", Kind::kB}}), Kind::kB);
-  EXPECT_EQ(reader.Choice("other_kind", Kind::kA, {{"a", Kind::kA}, {"b", Kind::kB}}), Kind::kA);
-  reader.Finish();
+  reader.Read(FieldsOf(thing));
+  EXPECT_EQ(thing.rate, 0.5);
+  EXPECT_EQ(thing.count, 4);
+  EXPECT_FALSE(thing.on);
+  EXPECT_EQ(thing.kind, Kind::kB);
   EXPECT_EQ(TextOf(reader.complete()),
-            "{ kind = 'b', on = true, other_kind = 'a', other_rate = 0.25, rate = 0.5, "
-            "still_on = true }");
+            "{ count = 4, kind = 'b', of_b = 0.5, on = false, rate = 0.5 }");
+  EXPECT_EQ(reader.toml(),
+            "rate = 0.5  # a number\ncount = 4  # \non = false  # a flag\n"
+            "kind = 'b'  # of thing: a, b\nof_b = 0.5  # \n");
   EXPECT_EQ(TextOf(Settings{}), "{}");
+}
+
+TEST(SettingsReaderTest, SettingsWithoutEffectAreTold) {
+  Thing thing;
+  const Settings settings = {{"of_b", 0.25}};
+  SettingsReader reader("rule", settings);
+  reader.Read(FieldsOf(thing));
+  EXPECT_EQ(reader.idle(), (std::map<std::string, std::string>{{"of_b", "kind b"}}));
+  EXPECT_FALSE(reader.complete().contains("of_b"));
+  EXPECT_THAT(reader.toml(), HasSubstr("\n# of_b = 0.25  # ; no effect without kind b\n"));
 }
 
 TEST(SettingsReaderTest, ErrorsNameKeyAndValue) {
   const auto message = [](const char* key, const SettingValue& value) {
     return MessageOf([&] {
+      Thing thing;
       const Settings settings = {{key, value}};
-      SettingsReader reader("rule", settings);
-      reader.Number("rate", 0, 0, 1);
-      reader.Flag("on", false);
-      reader.Name("kind", "a", {"a", "b"});
-      reader.Finish({"elsewhere"});
+      SettingsReader("rule", settings, {"elsewhere"}).Read(FieldsOf(thing));
     });
   };
   EXPECT_EQ(message("rate", 1.0), "");
   EXPECT_EQ(message("rate", 1.5), "rule: rate = 1.5 is not within 0 .. 1");
   EXPECT_EQ(message("rate", "1"), "rule: rate = '1' has to be a number");
+  EXPECT_EQ(message("rate", NAN), "rule: rate = nan has to be a number");
+  EXPECT_EQ(message("count", 1.5), "rule: count = 1.5 has to be a whole number");
+  EXPECT_EQ(message("count", 10.0), "rule: count = 10 is not within 1 .. 9");
   EXPECT_EQ(message("on", 1.0), "rule: on = 1 has to be true or false");
   EXPECT_EQ(message("kind", "c"), "rule: kind = 'c' has to be one of a, b");
   EXPECT_EQ(message("kind", true), "rule: kind = true has to be one of a, b");
@@ -96,13 +124,14 @@ TEST(PolicyTest, SkewAdamHasThePublishedSettings) {
     EXPECT_EQ(entry.rule, "skewadam");
     EXPECT_EQ(entry.lr_multiplier, 1);
     EXPECT_EQ(entry.weight_decay, router ? 0 : 0.05f);
-    const Settings expected = {{"beta1", 0.9},
-                               {"beta2", 0.999},
-                               {"eps", 1e-8},
-                               {"eps_mode", "absolute"},
-                               {"momentum", momentum ? "f32" : "none"},
-                               {"rms_clip", 1.0},
-                               {"second_moment", router ? "exact" : "factored"}};
+    Settings expected = {{"beta1", 0.9},
+                         {"beta2", 0.999},
+                         {"eps", 1e-8},
+                         {"eps_mode", "absolute"},
+                         {"momentum", momentum ? "f32" : "none"},
+                         {"rms_clip", 1.0},
+                         {"second_moment", router ? "exact" : "factored"}};
+    if (!momentum) expected.erase("beta1");
     EXPECT_EQ(CompleteSettings(entry.rule, entry.settings), expected) << NameOf(entry.population);
   }
 }
@@ -129,8 +158,10 @@ TEST(PolicyTest, ReadyPoliciesCoverEveryPopulationAndReadBackAsWritten) {
   }
   const std::string text = ToToml(PolicyNamed("skewadam"));
   EXPECT_THAT(text, HasSubstr("\n[expert]  # state of a matrix: row_second_moment f32, "
-                              "column_second_moment f32\nrule = 'skewadam'\nlr_multiplier = 1\n"
-                              "weight_decay = 0.05\nbeta1 = 0.9\n"));
+                              "column_second_moment f32\nrule = 'skewadam'  # of the update: "));
+  EXPECT_THAT(text, HasSubstr("\nweight_decay = 0.05  # decoupled, times the learning rate\n"
+                              "# beta1 = 0.9  # decay of the first moment; no effect without a "
+                              "momentum\n"));
 }
 
 TEST(PolicyTest, TablesLieOverTheDefaultAndTheDefaultOverTheBase) {
@@ -230,6 +261,38 @@ TEST(PolicyTest, OverridesArePartOfThePolicy) {
             "weight_decay = -1 is not within 0 .. 1000");
 }
 
+// A setting for all populations may be without effect in one of them, but not in each; one that is
+// written for a population may not.
+TEST(PolicyTest, SettingsWithoutEffectAreDroppedOrRefused) {
+  constexpr std::string_view kShared =
+      "base = \"sgd\"\n[default]\nbeta = 0.5\n[expert]\nmomentum = \"none\"\n";
+  const Policy policy = PolicyOfText(kShared);
+  EXPECT_EQ(EntryOf(policy, Population::kNorm).settings, (Settings{{"beta", 0.5}}));
+  EXPECT_EQ(EntryOf(policy, Population::kExpert).settings, (Settings{{"momentum", "none"}}));
+  EXPECT_EQ(MessageOf([&] { PolicyOfText(fmt::format("{}beta = 0.25\n", kShared)); }),
+            "policy mine.toml: population expert: sgd: beta has no effect without a momentum");
+  EXPECT_EQ(MessageOf([] {
+              PolicyOfText("base = \"sgd\"\n[default]\nbeta = 0.5\nmomentum = \"none\"\n");
+            }),
+            "policy mine.toml: default: beta = 0.5 has no effect in any population");
+
+  Policy changed = policy;
+  Override(changed, Population::kNorm, {{"momentum", "none"}});
+  EXPECT_EQ(EntryOf(changed, Population::kNorm).settings, (Settings{{"momentum", "none"}}));
+  EXPECT_EQ(MessageOf([&] {
+              Override(changed, Population::kNorm, {{"beta", 0.5}});
+            }),
+            "sgd: beta has no effect without a momentum");
+  EXPECT_EQ(MessageOf([] {
+              MakeRule("skewadam", {{"momentum", "none"}, {"beta1", 0.8}});
+            }),
+            "skewadam: beta1 has no effect without a momentum");
+  // As a run may have been started before this was refused.
+  const std::string old_text = fmt::format("{}beta = 0.25\n", kShared);
+  const Policy old_policy = ResolvePolicy("own", ParsePolicy(old_text, "own"), IdleSettings::kDrop);
+  EXPECT_EQ(EntryOf(old_policy, Population::kExpert).settings, (Settings{{"momentum", "none"}}));
+}
+
 TEST(PolicyTest, MistakesAreNamed) {
   const std::pair<std::string_view, std::string_view> kCases[] = {
       {"learning_rate = 1\n[expret]\nrule = \"adamw\"",
@@ -237,7 +300,7 @@ TEST(PolicyTest, MistakesAreNamed) {
       {"learning_rat = 1", "mine.toml:1: unknown key learning_rat, did you mean learning_rate?"},
       {"\nrule = \"adamw\"", "mine.toml:2: unknown key rule, did you mean "},
       {"learning_rate = \"1\"", "mine.toml:1: learning_rate = '1' has to be a number"},
-      {"learning_rate = -1", "mine.toml:1: learning_rate = -1 is not within 0 .. 1000"},
+      {"learning_rate = -1", "mine.toml:1: learning_rate = -1 is not within 1e-30 .. 1000"},
       {"base = \"skewadamw\"",
        "mine.toml:1: base = 'skewadamw' has to be one of skewadam, skewadam-expert-momentum, "},
       {"base = 1", "mine.toml:1: base = 1 has to be one of skewadam, "},
@@ -257,14 +320,14 @@ TEST(PolicyTest, MistakesAreNamed) {
       {"base = \"adamw\"\n[expert]\nweight_decay = -1",
        "policy mine.toml: population expert: weight_decay = -1 is not within 0 .. 1000"},
       {"base = \"adamw\"\n[expert]\nlr_multiplier = inf",
-       "policy mine.toml: population expert: lr_multiplier = inf is not within 0 .. 1000000"},
+       "policy mine.toml: population expert: lr_multiplier = inf has to be a number"},
       {"base = \"adamw\"\n[expert]\nmomentum = \"f32\"",
        "policy mine.toml: population expert: adamw: unknown setting momentum, did you mean "},
       {"base = \"skewadam\"\n[expert]\nmomentum = \"int4\"",
        "policy mine.toml: population expert: skewadam: momentum = 'int4' has to be one of none, "
        "f32, bf16, int8"},
       {"base = \"skewadam\"\n[expert]\nbeta2 = nan",
-       "policy mine.toml: population expert: skewadam: beta2 = nan is not within 0 .. "},
+       "policy mine.toml: population expert: skewadam: beta2 = nan has to be a number"},
   };
   for (const auto& [text, message] : kCases) {
     EXPECT_THAT(MessageOf([&] { PolicyOfText(text); }), HasSubstr(message)) << text;

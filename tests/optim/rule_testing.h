@@ -43,6 +43,7 @@ inline Settings SettingsFor(std::string_view rule, const RuleSettings& settings)
   all["momentum"] = settings.momentum;
   all["second_moment"] = exact ? "exact" : "factored";
   all["rms_clip"] = settings.rms_clip;
+  if (settings.momentum == "none") all.erase("beta1");
   return all;
 }
 

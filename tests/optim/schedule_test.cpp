@@ -19,7 +19,7 @@ TEST(ScheduleTest, WarmsUpFromTheFirstStep) {
   }
 }
 
-TEST(ScheduleTest, EndsAtTheMinimumRatioAndStaysThere) {
+TEST(ScheduleTest, ReachesTheMinimumRatioJustAfterTheLastStep) {
   for (ScheduleKind kind : {ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kWsd}) {
     const Schedule schedule{.kind = kind,
                             .peak = 2,
@@ -27,25 +27,52 @@ TEST(ScheduleTest, EndsAtTheMinimumRatioAndStaysThere) {
                             .warmup_steps = 2,
                             .decay_steps = 5,
                             .min_ratio = 0.1};
-    EXPECT_GT(schedule.LearningRate(9), 0.2) << NameOf(kind);
-    EXPECT_NEAR(schedule.LearningRate(10), 0.2, 1e-15) << NameOf(kind);
+    EXPECT_GT(schedule.LearningRate(9), schedule.LearningRate(10)) << NameOf(kind);
+    EXPECT_GT(schedule.LearningRate(10), 0.2) << NameOf(kind);
     EXPECT_NEAR(schedule.LearningRate(11), 0.2, 1e-15) << NameOf(kind);
+    EXPECT_NEAR(schedule.LearningRate(12), 0.2, 1e-15) << NameOf(kind);
+  }
+}
+
+// A step at rate 0 costs as much as any other and changes nothing.
+TEST(ScheduleTest, EveryStepOfARunMovesTheWeights) {
+  for (ScheduleKind kind : {ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine,
+                            ScheduleKind::kWsd}) {
+    for (int64_t steps = 1; steps <= 12; ++steps) {
+      for (int64_t warmup = 0; warmup <= steps; ++warmup) {
+        for (int64_t decay = 0; decay <= steps - warmup; ++decay) {
+          const Schedule schedule{.kind = kind,
+                                  .peak = 1,
+                                  .steps = steps,
+                                  .warmup_steps = warmup,
+                                  .decay_steps = decay};
+          schedule.Check();
+          double highest = 0;
+          for (int64_t step = 1; step <= steps; ++step) {
+            EXPECT_GT(schedule.LearningRate(step), 1e-3) << NameOf(kind) << " " << step;
+            highest = std::max(highest, schedule.LearningRate(step));
+          }
+          EXPECT_DOUBLE_EQ(highest, 1);
+        }
+      }
+    }
   }
 }
 
 TEST(ScheduleTest, ValuesInBetween) {
   Schedule schedule{.kind = ScheduleKind::kLinear, .peak = 1, .steps = 10, .warmup_steps = 2};
-  EXPECT_DOUBLE_EQ(schedule.LearningRate(4), 0.75);
+  EXPECT_DOUBLE_EQ(schedule.LearningRate(3), 1);
+  EXPECT_DOUBLE_EQ(schedule.LearningRate(5), 0.75);
   schedule.kind = ScheduleKind::kCosine;
-  EXPECT_DOUBLE_EQ(schedule.LearningRate(6), 0.5);
-  EXPECT_NEAR(schedule.LearningRate(4), 0.8535533905932737, 1e-15);
+  EXPECT_DOUBLE_EQ(schedule.LearningRate(7), 0.5);
+  EXPECT_NEAR(schedule.LearningRate(5), 0.8535533905932737, 1e-15);
   schedule.kind = ScheduleKind::kConstant;
   EXPECT_DOUBLE_EQ(schedule.LearningRate(10), 1);
   schedule.kind = ScheduleKind::kWsd;
   schedule.decay_steps = 4;
-  EXPECT_DOUBLE_EQ(schedule.LearningRate(6), 1);
-  EXPECT_DOUBLE_EQ(schedule.LearningRate(7), 0.75);
-  EXPECT_DOUBLE_EQ(schedule.LearningRate(9), 0.25);
+  EXPECT_DOUBLE_EQ(schedule.LearningRate(7), 1);
+  EXPECT_DOUBLE_EQ(schedule.LearningRate(8), 0.75);
+  EXPECT_DOUBLE_EQ(schedule.LearningRate(10), 0.25);
 }
 
 TEST(ScheduleTest, EdgesWithoutDivisionByZero) {

@@ -36,8 +36,8 @@ RunConfig ConfigOf(const Case& c) {
   return ConfigOfModel(
       PresetNamed(c.preset),
       {std::string("optimizer.policy=") + c.policy, std::string("training.sink=") + c.sink,
-       "training.micro_batch=2", "training.sequence_length=16",
-       fmt::format("training.micro_batches={}", c.micro_batches),
+       "training.micro_batch_size=2", "training.sequence_length=16",
+       fmt::format("training.gradient_accumulation_steps={}", c.micro_batches),
        fmt::format("training.activation_checkpointing={}", c.checkpointing)});
 }
 
@@ -85,7 +85,7 @@ TEST_P(MemoryPlanTest, PopulationsHoldWhatTheirTensorsDeclare) {
     parameters.push_back(std::move(parameter));
     ++tensors;
   }
-  const StateBytes state = StateBytesOf(PolicyOf(config), parameters);
+  const StateBytes state = StateBytesOf(ResolvedRun(config).policy, parameters);
   int64_t above = 0;
   for (size_t i = 0; i < kPopulations; ++i) {
     const int64_t more_weights = plan.at_peak[i][At(Memory::kWeights)] - weights[i];
@@ -120,19 +120,19 @@ TEST(MemoryPlanTest, SaysWhereThePeakIs) {
                                                     StartsWith("forward and backward of the head"),
                                                     StartsWith("update of the weights")));
   const MemoryPlan large =
-      PlanMemory(ConfigOfModel(PresetNamed("moe-110m"), {"training.micro_batch=64"}));
+      PlanMemory(ConfigOfModel(PresetNamed("moe-110m"), {"training.micro_batch_size=64"}));
   EXPECT_THAT(TextOf(large.peak_phase), StartsWith("backward of layers.3's "));
   // Muon's iteration needs more than a tiny batch does.
   const MemoryPlan muon = PlanMemory(ConfigOfModel(
-      PresetNamed("moe-110m"), {"training.micro_batch=1", "training.sequence_length=1",
+      PresetNamed("moe-110m"), {"training.micro_batch_size=1", "training.sequence_length=1",
                                 "training.precision=f32", "optimizer.policy=muon"}));
   EXPECT_EQ(TextOf(muon.peak_phase), "update of the weights");
 }
 
 TEST(MemoryPlanTest, ThinsALongStep) {
   const RunConfig config = ConfigOfModel(
-      PresetNamed("gpt-moe-tiny"),
-      {"training.micro_batch=1", "training.sequence_length=1", "training.micro_batches=500"});
+      PresetNamed("gpt-moe-tiny"), {"training.micro_batch_size=1", "training.sequence_length=1",
+                                    "training.gradient_accumulation_steps=500"});
   const MemoryPlan plan = PlanMemory(config);
   EXPECT_GT(plan.moments.size(), MemoryPlan::kMoments / 4);
   EXPECT_LE(plan.moments.size(), MemoryPlan::kMoments);

@@ -35,7 +35,7 @@ std::string HuggingFacePath(const std::string& name) {
 TEST(AdviceTest, SuggestionsFitWhenPlanned) {
   std::set<std::string> seen;  // settings
   for (const char* precision : {"f32", "bf16"}) {
-    const std::vector<std::string> start = {"optimizer.policy=lion", "training.micro_batch=4",
+    const std::vector<std::string> start = {"optimizer.policy=lion", "training.micro_batch_size=4",
                                             std::string("training.precision=") + precision};
     const Subject subject = Preset110m(start);
     const int64_t peak = PlanTraining(subject.config).total_peak_bytes;
@@ -61,7 +61,7 @@ TEST(AdviceTest, SuggestionsFitWhenPlanned) {
   }
   // Every kind of change was put to the test.
   for (const char* key :
-       {"training.activation_checkpointing", "training.sink", "training.micro_batch",
+       {"training.activation_checkpointing", "training.sink", "training.micro_batch_size",
         "training.gradient_dtype", "training.precision", "optimizer.policy",
         "optimizer.populations.expert", "optimizer.clipping"}) {
     EXPECT_TRUE(seen.contains(key)) << key;
@@ -72,7 +72,7 @@ TEST(AdviceTest, CombinesWhatDoesNotSufficeAlone) {
   const Subject subject = Preset110m({"optimizer.policy=adamw"});
   // As little as single changes reach, and a little less.
   int64_t least = INT64_MAX;
-  const Planner planner = [&](const RunConfig& config) {
+  const Planner planner = [&](const ResolvedRun& config) {
     return PlanTraining(config).total_peak_bytes;
   };
   for (const char* single :
@@ -86,12 +86,13 @@ TEST(AdviceTest, CombinesWhatDoesNotSufficeAlone) {
 }
 
 TEST(AdviceTest, LeavesOutWhatContainsAnEarlierSuggestion) {
-  const Advice advice = Advise(Preset110m().config, INT64_MAX, [](const RunConfig&) { return 1; });
+  const Advice advice =
+      Advise(Preset110m().config, INT64_MAX, [](const ResolvedRun&) { return 1; });
   ASSERT_FALSE(advice.fitting.empty());
   // Any one change fits: no combination is offered.
   for (const Suggestion& suggestion : advice.fitting) {
     EXPECT_TRUE(suggestion.settings.size() == 1 ||
-                suggestion.settings[0].starts_with("training.micro_batch=") ||
+                suggestion.settings[0].starts_with("training.micro_batch_size=") ||
                 suggestion.settings[0].starts_with("training.sink=release") ||
                 suggestion.settings[0].starts_with("optimizer.populations"));
   }
@@ -100,7 +101,7 @@ TEST(AdviceTest, LeavesOutWhatContainsAnEarlierSuggestion) {
   EXPECT_TRUE(advice.fitting[0].changes_numbers);
   const Subject unbalanced =
       Preset110m({"model.router.aux_coefficient=0", "model.router.noise_scale=0"});
-  EXPECT_FALSE(Advise(unbalanced.config, INT64_MAX, [](const RunConfig&) { return 1; })
+  EXPECT_FALSE(Advise(unbalanced.config, INT64_MAX, [](const ResolvedRun&) { return 1; })
                    .fitting[0]
                    .changes_numbers);
 }
@@ -200,7 +201,7 @@ TEST(AdviceTest, SaysWhenNothingFits) {
 
 TEST(AdviceTest, KeepsOtherSettingsOfAPopulation) {
   const Subject subject = Preset110m({"optimizer.populations.attention={ weight_decay = 0.5 }"});
-  const Advice advice = Advise(subject.config, INT64_MAX, [](const RunConfig&) { return 1; });
+  const Advice advice = Advise(subject.config, INT64_MAX, [](const ResolvedRun&) { return 1; });
   bool found = false;
   for (const Suggestion& suggestion : advice.fitting) {
     for (const std::string& setting : suggestion.settings) {

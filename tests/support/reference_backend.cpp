@@ -415,7 +415,8 @@ int64_t CountedTokens(const TensorView& targets) {
 
 }  // namespace
 
-RouterStatistics ReferenceBackend::Route(const RouterConfig& config, TensorView logits,
+RouterStatistics ReferenceBackend::Route(const RouterConfig& config,
+                                         std::optional<uint64_t> noise_key, TensorView logits,
                                          TensorView targets, const Routing& routing,
                                          std::span<int64_t> counts) {
   const int64_t tokens = logits.rows(), experts = logits.columns(), top_k = config.top_k;
@@ -441,9 +442,9 @@ RouterStatistics ReferenceBackend::Route(const RouterConfig& config, TensorView 
   for (int64_t n = 0; n < tokens; ++n) {
     const bool counted = target[n] != kIgnoredTarget;
     float* row = logit + n * experts;
-    if (config.noise_scale != 0) {
+    if (noise_key && config.noise_scale != 0) {
       for (int64_t e = 0; e < experts; ++e) {
-        row[e] += config.noise_scale * RandomNormal(config.noise_key, n * experts + e);
+        row[e] += config.noise_scale * RandomNormal(*noise_key, n * experts + e);
       }
     }
     std::vector<double> limited(experts);

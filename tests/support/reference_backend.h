@@ -50,8 +50,9 @@ class ReferenceBackend final : public Backend {
   void SwiGluBackward(TensorView dh, TensorView gate, TensorView up, TensorView row_scale,
                       TensorView dgate, TensorView dup, TensorView drow_scale) override;
 
-  RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
-                         const Routing& routing, std::span<int64_t> counts) override;
+  RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
+                         TensorView logits, TensorView targets, const Routing& routing,
+                         std::span<int64_t> counts) override;
   void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
                      TensorView drow_weights, float loss_scale, TensorView dlogits) override;
   void GatherRows(TensorView x, TensorView row_tokens, TensorView y) override;

@@ -79,9 +79,9 @@ RunConfig SmallRun(const std::filesystem::path& corpus) {
   config.data.folder = corpus.string();
   TrainingConfig& training = config.training;
   training.steps = 20;
-  training.micro_batch = 4;
+  training.micro_batch_size = 4;
   training.sequence_length = 16;
-  training.micro_batches = 2;
+  training.gradient_accumulation_steps = 2;
   training.eval_interval = 10;
   training.eval_batches = 2;
   training.checkpoint_interval = 10;

@@ -30,7 +30,7 @@ struct Trained {
       : arena(16 << 20),
         backend(arena),
         model(config.model, backend),
-        optimizer(PolicyOf(config), model.parameters(), arena, 1) {
+        optimizer(ResolvedRun(config).policy, model.parameters(), arena, 1) {
     model.Initialize(seed);
     for (const TensorView& view : optimizer.state()) {
       for (int64_t i = 0; i < view.size(); ++i) {

@@ -1,9 +1,13 @@
 #include "train/config.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <fstream>
+#include <sstream>
+#include <tuple>
 
 #include "core/error.h"
 #include "model/presets.h"
@@ -51,7 +55,28 @@ class ConfigTest : public ::testing::Test {
     try {
       Load(text, assignments);
     } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+      // An assignment is shown as it was given.
+      std::string told = error.what();
+      for (const std::string& assignment : assignments) {
+        if (const size_t at = told.find(assignment); at != std::string::npos) {
+          told.replace(at, assignment.size(), "...");
+        }
+      }
+      EXPECT_EQ(told.find('\n'), std::string::npos) << told;
+      return error.what();
+    }
+    return "";
+  }
+  // What LoadSavedConfig makes of a text, and what it has against it.
+  RunConfig LoadSaved(std::string_view text, const std::vector<std::string>& assignments = {}) {
+    path_ = folder_ / "config.toml";
+    std::ofstream(path_) << text;
+    return LoadSavedConfig(path_, assignments);
+  }
+  std::string MessageOfSaved(std::string_view text) {
+    try {
+      LoadSaved(text);
+    } catch (const Error& error) {
       return error.what();
     }
     return "";
@@ -105,7 +130,7 @@ TEST_F(ConfigTest, APresetIsWhatOtherKeysChange) {
 
 TEST_F(ConfigTest, WeightDecayAndLearningRateComeFromThePolicyUnlessTold) {
   const auto decay_of = [](const RunConfig& config, Population population) {
-    for (const PolicyEntry& entry : PolicyOf(config).entries) {
+    for (const PolicyEntry& entry : ResolvedRun(config).policy.entries) {
       if (entry.population == population) return entry.weight_decay;
     }
     return -1.0f;
@@ -113,7 +138,7 @@ TEST_F(ConfigTest, WeightDecayAndLearningRateComeFromThePolicyUnlessTold) {
   const RunConfig plain = Load(kGood);
   EXPECT_EQ(decay_of(plain, Population::kExpert), 0.1f);
   EXPECT_EQ(decay_of(plain, Population::kRouter), 0.0f);  // populations.router
-  EXPECT_EQ(ScheduleOf(plain).peak, 1e-3f);
+  EXPECT_EQ(ResolvedRun(plain).schedule.peak, 1e-3f);
   const RunConfig told = Load(kGood, {"optimizer.weight_decay=0.5"});
   EXPECT_EQ(decay_of(told, Population::kExpert), 0.5f);
   EXPECT_EQ(decay_of(told, Population::kRouter), 0.0f);
@@ -129,7 +154,7 @@ momentum = "bf16"
 
 TEST_F(ConfigTest, PopulationsLieOverThePolicy) {
   const auto entry_of = [](const RunConfig& config, Population population) {
-    for (const PolicyEntry& entry : PolicyOf(config).entries) {
+    for (const PolicyEntry& entry : ResolvedRun(config).policy.entries) {
       if (entry.population == population) return entry;
     }
     return PolicyEntry{};
@@ -138,7 +163,7 @@ TEST_F(ConfigTest, PopulationsLieOverThePolicy) {
       Load(kGood, {"optimizer.weight_decay=0.5", "optimizer.populations.expert.lr_multiplier=2",
                    "optimizer.populations.expert.beta1=0.8",
                    "optimizer.populations.norm={rule = \"skewadam\", momentum = \"none\"}",
-                   "optimizer.populations.head.rule=skewadam"});
+                   "optimizer.populations.head.rule=skewadam", "model.tied_head=false"});
   const PolicyEntry expert = entry_of(config, Population::kExpert);
   EXPECT_EQ(expert.rule, "adamw");
   EXPECT_EQ(expert.weight_decay, 0.5f);
@@ -157,8 +182,8 @@ TEST_F(ConfigTest, APolicyFileBecomesPartOfTheConfiguration) {
   RunConfig config = Load(good, assignments);
   EXPECT_EQ(config.optimizer.policy, "own");
   EXPECT_EQ(config.policy, ParsePolicy(kPolicy, "mine.toml"));
-  EXPECT_EQ(ScheduleOf(config).peak, 2e-3f);
-  EXPECT_EQ(PolicyOf(config).entries[0].weight_decay, 0.3f);
+  EXPECT_EQ(ResolvedRun(config).schedule.peak, 2e-3f);
+  EXPECT_EQ(ResolvedRun(config).policy.entries[0].weight_decay, 0.3f);
 
   // The file is not needed any more.
   std::filesystem::remove(file);
@@ -203,8 +228,6 @@ TEST_F(ConfigTest, TheWrittenConfigReadsBackAsItself) {
   CheckSameRun(config, again);
 }
 
-// Every field can be written, and what was written is what is read: a field missing from one of
-// the two directions would show here.
 TEST_F(ConfigTest, KeysOfVeryManyPartsAreRefused) {
   std::string key = "a";
   for (int part = 0; part < 100'000; ++part) key += ".a";
@@ -213,7 +236,7 @@ TEST_F(ConfigTest, KeysOfVeryManyPartsAreRefused) {
 
 TEST_F(ConfigTest, FieldsHaveDistinctKeysAndTargets) {
   RunConfig config = Load(kGood);
-  const std::vector<Field> fields = FieldsOf(config);
+  const Fields fields = FieldsOf(config);
   for (size_t i = 0; i < fields.size(); ++i) {
     EXPECT_NE(std::string(fields[i].doc), "") << fields[i].key;
     for (size_t j = 0; j < i; ++j) {
@@ -261,19 +284,26 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamedWithTheirLine) {
        "run.toml:21: optimizer.learning_rate = nan has to be a number"},
       {"learning_rate = 1e-3", "learning_rate = inf", "optimizer.learning_rate = inf has to be"},
       {"learning_rate = 1e-3", "learning_rate = -1", "optimizer.learning_rate = -1 is not within"},
-      {"learning_rate = 1e-3", "max_norm = 0", "optimizer.max_norm = 0 is below"},
+      {"learning_rate = 1e-3", "max_norm = 0",
+       "optimizer.max_norm = 0 is not a finite number of at least 1e-12"},
       {"learning_rate = 1e-3", "policy = true", "run.toml:21: "},
       {"policy = \"adamw\"", "policy = true", "optimizer.policy = true has to be text in quotes"},
       {"policy = \"adamw\"", "policy = \"adamv\"", "run.toml: no policy is called \"adamv\""},
       {"learning_rate = 1e-3", "schedule = \"wsd\"\nwarmup_fraction = 0.5\ndecay_fraction = 0.6",
-       "exceeds the"},
+       "run.toml: optimizer.warmup_fraction = 0.5 and optimizer.decay_fraction = 0.6 are more than "
+       "1 "
+       "together"},
+      {"learning_rate = 1e-3", "learning_rate = 0",
+       "run.toml:21: optimizer.learning_rate = 0 is not within 1e-30 .. 1000"},
+      {"learning_rate = 1e-3", "learning_rate = 1e-50",
+       "run.toml:21: optimizer.learning_rate = 0 is not within 1e-30 .. 1000"},
       {"[model]\n", "[model]\npreset = \"moe-labtop\"\n", "the nearest is \"moe-laptop\""},
       {"folder = \"shards\"", "", "run.toml: data.folder is missing"},
       {"sequence_length = 16", "sequence_length = 65",
        "run.toml: training.sequence_length = 65 exceeds model.max_positions = 64"},
       {"sequence_length = 16",
-       "sequence_length = 16\nmicro_batch = 1_000_000\nmicro_batches = 10_000",
-       "training.micro_batch x sequence_length x micro_batches"},
+       "sequence_length = 16\nmicro_batch_size = 1_000_000\ngradient_accumulation_steps = 10_000",
+       "training.micro_batch_size x sequence_length x gradient_accumulation_steps"},
       {"populations.router", "populations.routre",
        "run.toml:22: unknown key optimizer.populations.routre, did you mean "
        "optimizer.populations.router?"},
@@ -290,7 +320,7 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamedWithTheirLine) {
       {"policy = \"adamw\"", "policy = \"absent.toml\"", "run.toml: absent.toml: cannot read"},
       {"policy = \"adamw\"", "policy = \"own\"", "run.toml: policy own: learning_rate is missing"},
       {"[data]", "[policy]\nbase = \"adamw\"\n[data]",
-       "run.toml: [policy] is not used by optimizer.policy = \"adamw\" (but by \"own\")"},
+       "run.toml:15: policy.base has no effect without optimizer.policy = \"own\""},
   };
   for (const Case& c : kCases) {
     std::string text(kGood);
@@ -312,6 +342,9 @@ TEST_F(ConfigTest, MistakesInAssignmentsAreNamed) {
       {"training.activation_checkpointing=yes", "has to be true or false"},
       {"training.precision=f16", "has to be one of f32, bf16"},
       {"=3", "--set =3: the key is empty"},
+      {"model.width=64\nlayers=3", "one setting at a time"},
+      {"model.width=64\n[model]\nlayers=3", "one setting at a time"},
+      {"model.width=64\n[[policy]]\nx=3", "one setting at a time"},
       {"model.router=3", "model.router is a table of settings, not a setting"},
       {"optimizer.populations.expert=adamw",
        "optimizer.populations.expert = 'adamw' has to be a table"},
@@ -328,8 +361,9 @@ TEST_F(ConfigTest, ARunGoesOnOnlyAsItself) {
   CheckSameRun(config, Load(kGood, {"optimizer.weight_decay=1",
                                     "optimizer.populations.expert.lr_multiplier=2",
                                     "optimizer.populations.expert.eps=1e-8"}));  // is the default
-  for (const std::string assignment : {"model.width=64", "training.seed=2",
-                                       "training.micro_batches=2", "optimizer.policy=skewadam"}) {
+  for (const std::string assignment :
+       {"model.width=64", "training.seed=2", "training.gradient_accumulation_steps=2",
+        "optimizer.policy=skewadam"}) {
     try {
       CheckSameRun(config, Load(kGood, {assignment}));
       FAIL() << assignment;
@@ -347,6 +381,306 @@ TEST_F(ConfigTest, ARunGoesOnOnlyUnderItsRules) {
     EXPECT_EQ(std::string(error.what()),
               "cannot resume with population expert under adamw { beta1 = 0.8, beta2 = 0.95, eps = "
               "1e-08 }: the run has adamw { beta1 = 0.9, beta2 = 0.95, eps = 1e-08 }");
+  }
+}
+
+// What a run keeps, as text that leaves nothing out that has an effect.
+void ExpectSame(RunConfig a, RunConfig b) {
+  const Fields fields = FieldsOf(a), others = FieldsOf(b);
+  for (size_t i = 0; i < fields.size(); ++i) {
+    EXPECT_EQ(ValueText(fields[i]), ValueText(others[i])) << fields[i].key;
+  }
+  CheckSameRun(a, b);
+  const ResolvedRun run(a), other(b);
+  EXPECT_EQ(ToToml(run.policy), ToToml(other.policy));
+  for (int64_t step = 1; step <= a.training.steps; ++step) {
+    EXPECT_EQ(run.schedule.LearningRate(step), other.schedule.LearningRate(step));
+  }
+}
+
+TEST_F(ConfigTest, WhateverTrainsIsReadBack) {
+  std::vector<std::string> bases;
+  for (const Preset& preset : Presets()) {
+    bases.push_back(
+        fmt::format("[model]\npreset = \"{}\"\n[data]\nfolder = \"shards\"\n"
+                    "[training]\nsteps = 40\nsequence_length = 24\n",
+                    preset.name));
+  }
+  const size_t presets = bases.size();
+  std::string text(kGood);
+  text.replace(text.find("sequence_length"), 0, "steps = 40\n");
+  bases.push_back(text);
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string other = text;
+    other.replace(other.find(from), from.size(), to);
+    return other;
+  };
+  // Only MoE layers, whose width is given or is that of dense ones; only dense ones.
+  bases.push_back(
+      replaced("ffn = [\"dense\", \"moe\"]\nffn_width = 48", "ffn = \"moe\"\nexpert_width = 40"));
+  bases.push_back(replaced("ffn = [\"dense\", \"moe\"]", "ffn = \"moe\""));
+  const size_t router = text.find("[model.router]");
+  std::string dense = text.substr(0, router) + text.substr(text.find("[data]"));
+  dense.replace(dense.find("ffn = [\"dense\", \"moe\"]"), 22, "ffn = \"dense\"");
+  dense.erase(dense.find("experts = 4\n"), 12);
+  dense.erase(dense.find("[optimizer.populations.router]"));
+  bases.push_back(dense);
+  std::vector<std::vector<std::string>> variants = {
+      {},
+      {"optimizer.schedule=constant", "optimizer.clipping=none"},
+      {"optimizer.schedule=wsd", "optimizer.decay_fraction=0.97"},
+      {"optimizer.schedule=linear", "optimizer.min_ratio=0.1", "training.eval_interval=0"},
+      {"model.positions=learned", "training.precision=f32", "model.tied_head=false"},
+      {"model.norm_epsilon=1e-30", "model.init_std=0", "optimizer.learning_rate=1e-30",
+       "optimizer.max_norm=1e-12", "optimizer.weight_decay=1000"},
+      {"optimizer.policy=own", "policy.base=skewadam", "policy.default.eps=1e-30",
+       "policy.attention={momentum = \"none\", lr_multiplier = 0.1}"},
+  };
+  for (const std::string& base : bases) {
+    for (const auto& assignments : variants) {
+      SCOPED_TRACE(base + fmt::format("{}", fmt::join(assignments, " ")));
+      const RunConfig config = Load(base, assignments);
+      ExpectSame(config, LoadSaved(SavedConfigText(config)));
+      // It is a configuration as any other, too.
+      ExpectSame(config, Load(SavedConfigText(config)));
+    }
+  }
+  for (const ReadyPolicy& ready : ReadyPolicies()) {
+    SCOPED_TRACE(ready.name);
+    const RunConfig config = Load(bases[presets], {fmt::format("optimizer.policy={}", ready.name)});
+    ExpectSame(config, LoadSaved(SavedConfigText(config)));
+  }
+}
+
+TEST_F(ConfigTest, ASavedConfigThatWasCutIsRecognised) {
+  const std::string text = SavedConfigText(Load(kGood));
+  EXPECT_EQ(MessageOfSaved(text), "");
+  for (size_t end = 0; end < text.size(); ++end) {
+    const bool at_line_end = end > 0 && text[end - 1] == '\n';
+    if (!at_line_end && end % 7 != 0) continue;
+    EXPECT_NE(MessageOfSaved(text.substr(0, end)), "") << text.substr(0, end);
+  }
+  EXPECT_THAT(MessageOfSaved(text.substr(0, text.find("[training]"))),
+              HasSubstr("config.toml: is cut off: its last line is missing"));
+}
+
+// A config.toml as the first release left it, of a model of MoE layers only.
+constexpr std::string_view kOldSaved = R"([model]
+preset = ''  # a model by name, which the other keys change
+vocab_size = 257  # tokens
+max_positions = 64  # longest sequence
+width = 32  # of the residual stream
+layers = 2  # blocks
+heads = 2  # query heads
+kv_heads = 2  # key/value heads
+head_width = 0  # 0: width / heads
+attention = 'gqa'  # gqa
+positions = 'rope'  # learned or rope
+rope_theta = 10000  # base of the rotation angles
+norm = 'rmsnorm'  # layernorm or rmsnorm
+norm_epsilon = 1e-05  # added to the mean square
+ffn = ['moe']  # dense or moe, repeated over layers
+ffn_width = 0  # of dense layers
+experts = 4  # per MoE layer
+expert_width = 32  # 0: ffn_width
+tied_head = true  # the head is the embedding
+init_deviation = 0.03  # of matrices at the start
+
+[model.router]
+score = 'softmax'  # softmax
+top_k = 1  # experts per token
+normalize_weights = true  # combine weights divided by their sum
+aux_coefficient = 0.01  # of the load-balancing loss
+z_coefficient = 0  # of the router z-loss
+noise_scale = 0  # of N(0, 1) on logits in training
+
+[data]
+folder = '/corpus'  # token shards
+tokenizer = ''  # empty: the one in the data folder
+
+[training]
+steps = 20  # optimizer steps
+micro_batch = 4  # sequences at once
+sequence_length = 32  # tokens per sequence
+micro_batches = 3  # accumulated per step
+seed = 1  # of weights, batches, noise and rounding
+precision = 'f32'  # of weights: f32 or bf16
+sink = 'accumulate'  # accumulate: gradients of a whole step; release: one tensor's at a time
+gradient_dtype = 'bf16'  # of accumulated gradients: f32 or bf16
+activation_checkpointing = false  # keep block inputs only and recompute the rest
+eval_interval = 0  # steps; 0: never
+eval_batches = 8  # of micro_batch sequences
+checkpoint_interval = 0  # steps; 0: at the end only
+keep = 2  # checkpoints kept
+threads = 0  # 0: as many as run at once
+
+[optimizer]
+policy = 'own'  # which rule and state each population gets
+learning_rate = 0.003  # peak; the policy's own if left out
+schedule = 'cosine'  # constant, linear, cosine or wsd
+warmup_fraction = 0.03  # of all steps
+decay_fraction = 0.2  # of all steps, at the end (wsd)
+min_ratio = 0  # of learning_rate, at the end
+clipping = 'none'  # none, global_norm or per_tensor
+max_norm = 1  # of gradients, where clipping is on
+# weight_decay =   # over the policy's own
+
+[optimizer.populations]
+# embedding =   # over the policy, e.g. { weight_decay = 0 }
+dense_ffn = { weight_decay = 0 }  # over the policy, e.g. { weight_decay = 0 }
+# norm =   # over the policy, e.g. { weight_decay = 0 }
+
+[policy]
+base = 'skewadam'  # of optimizer.policy = own: a ready-made policy to start from
+# learning_rate =   # peak, unless optimizer.learning_rate is set
+# default =   # rule and settings of all populations
+expert = { beta1 = 0.5, momentum = 'none' }  # over policy.default
+# norm =   # over policy.default
+)";
+
+TEST_F(ConfigTest, RunsOfTheReleaseBeforeAreRead) {
+  const RunConfig config = LoadSaved(kOldSaved);
+  EXPECT_TRUE(config.notices.empty());  // nobody wrote it
+  EXPECT_EQ(config.training.micro_batch_size, 4);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 3);
+  EXPECT_EQ(config.model.init_std, 0.03f);
+  EXPECT_EQ(config.model.expert_width, 32);
+  ExpectSame(config, LoadSaved(SavedConfigText(config)));
+  // By its path, as for a plan, and with other settings, as for a resumption.
+  ExpectSame(config, Load(kOldSaved));
+  EXPECT_EQ(LoadSaved(kOldSaved, {"training.steps=30"}).training.steps, 30);
+  EXPECT_THROW(LoadSaved(kOldSaved, {"optimizer.max_norm=2"}), Error);
+
+  // Cut at the end of any line, but for comments at the end of nothing that was set.
+  for (size_t end = kOldSaved.find('\n') + 1; end < kOldSaved.size();
+       end = kOldSaved.find('\n', end) + 1) {
+    EXPECT_NE(MessageOfSaved(kOldSaved.substr(0, end)), "") << end;
+  }
+}
+
+TEST_F(ConfigTest, OldNamesAreTakenWithANotice) {
+  std::string text(kGood);
+  text.replace(text.find("sequence_length"), 0, "micro_batch = 2\nmicro_batches = 5\n");
+  text.replace(text.find("[model.router]\n"), 15, "[model.router]\nscore = \"softmax\"\n");
+  RunConfig config = Load(text, {"model.init_deviation=0.5", "model.attention=gqa"});
+  EXPECT_EQ(config.training.micro_batch_size, 2);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 5);
+  EXPECT_EQ(config.model.init_std, 0.5f);
+  const std::string path = path_.string();
+  EXPECT_THAT(
+      config.notices,
+      ::testing::UnorderedElementsAre(
+          path + ":18: training.micro_batch is called training.micro_batch_size now; the next "
+                 "release will refuse the old name",
+          path + ":19: training.micro_batches is called training.gradient_accumulation_steps now; "
+                 "the next release will refuse the old name",
+          path + ":13: model.router.score is no setting any more; the next release will refuse it",
+          "--set: model.init_deviation is called model.init_std now; the next release will refuse "
+          "the old name",
+          "--set: model.attention is no setting any more; the next release will refuse it"));
+  const std::string written = ToToml(FieldsOf(config));
+  EXPECT_THAT(written, HasSubstr("\nmicro_batch_size = 2  #"));
+  EXPECT_THAT(written, HasSubstr("\ngradient_accumulation_steps = 5  #"));
+  EXPECT_THAT(written, HasSubstr("\ninit_std = 0.5  #"));
+  EXPECT_EQ(written.find("softmax"), std::string::npos);
+
+  EXPECT_THAT(MessageOf(text, {"model.attention=mla"}),
+              HasSubstr("model.attention = 'mla': there is only 'gqa', and no such setting"));
+  text.replace(text.find("micro_batch ="), 0, "micro_batch_size = 2\n");
+  EXPECT_THAT(MessageOf(text), HasSubstr("is given under its old name too"));
+}
+
+TEST_F(ConfigTest, SettingsWithoutEffectAreRefused) {
+  const std::string dense =
+      "[model]\nvocab_size = 256\nmax_positions = 64\nwidth = 32\n"
+      "layers = 2\nheads = 4\nkv_heads = 2\nffn_width = 48\n"
+      "[data]\nfolder = \"shards\"\n[training]\nsequence_length = 16\n";
+  // What makes the setting idle, the setting, and what it needs.
+  const std::tuple<std::vector<std::string>, std::string, std::string> kCases[] = {
+      {{}, "training.gradient_dtype=bf16", "training.precision = \"bf16\""},
+      {{}, "optimizer.decay_fraction=0.2", "optimizer.schedule = \"wsd\""},
+      {{"optimizer.schedule=constant"}, "optimizer.min_ratio=0", "a schedule that decays"},
+      {{"optimizer.schedule=wsd", "optimizer.decay_fraction=0"},
+       "optimizer.min_ratio=0.1",
+       "a schedule that decays"},
+      {{"optimizer.clipping=none"}, "optimizer.max_norm=1", "optimizer.clipping = \"global_norm\""},
+      {{"model.positions=learned"}, "model.rope_theta=1e4", "model.positions = \"rope\""},
+      {{}, "model.experts=4", "\"moe\" in model.ffn"},
+      {{}, "model.expert_width=4", "\"moe\" in model.ffn"},
+      {{}, "model.router.top_k=2", "\"moe\" in model.ffn"},
+      {{}, "model.router.normalize_weights=false", "\"moe\" in model.ffn"},
+      {{}, "model.router.aux_coefficient=0", "\"moe\" in model.ffn"},
+      {{}, "model.router.z_coefficient=0", "\"moe\" in model.ffn"},
+      {{}, "model.router.noise_scale=0", "\"moe\" in model.ffn"},
+      {{"model.ffn=moe", "model.experts=2", "model.expert_width=8", "model.router.top_k=2"},
+       "model.ffn_width=8",
+       "\"dense\" in model.ffn"},
+      {{}, "optimizer.populations.expert.weight_decay=0", "parameters of this population"},
+      {{}, "optimizer.populations.head.weight_decay=0", "parameters of this population"},
+      {{}, "optimizer.populations.shared_expert.weight_decay=0", "parameters of this population"},
+      {{"training.eval_interval=0"}, "training.eval_batches=8", "training.eval_interval above 0"},
+      {{}, "policy.base=skewadam", "optimizer.policy = \"own\""},
+      {{}, "policy.norm.eps=1e-8", "optimizer.policy = \"own\""},
+  };
+  ASSERT_EQ(MessageOf(dense), "");
+  for (const auto& [assignments, idle, needed] : kCases) {
+    const size_t equals = idle.find('=');
+    std::string key = idle.substr(0, equals);
+    std::vector<std::string> all = assignments;
+    if (key == "model.ffn_width") {
+      // It is in the file, where it has an effect that --set takes away: the later word counts.
+      EXPECT_EQ(MessageOf(dense, assignments), "");
+    }
+    all.push_back(idle);
+    const std::string message = MessageOf(dense, all);
+    EXPECT_THAT(message, HasSubstr(" has no effect without " + needed)) << idle;
+    EXPECT_THAT(message, StartsWith("--set " + idle + ": ")) << idle;
+
+    // In a file, with its line.
+    std::string text;
+    for (const std::string& assignment : all) {
+      const size_t split = assignment.find('=');
+      std::string value = assignment.substr(split + 1);
+      const bool bare = std::isalpha(value[0]) != 0 && value != "false";
+      text += fmt::format("{} = {}\n", assignment.substr(0, split),
+                          bare ? fmt::format("\"{}\"", value) : value);
+    }
+    std::string rest = dense;
+    if (key == "model.ffn_width") rest.erase(rest.find("ffn_width = 48\n"), 15);
+    std::string flat;  // as dotted keys, which a table could not follow
+    std::string table;
+    std::istringstream lines(rest);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with('[')) {
+        table = line.substr(1, line.size() - 2);
+      } else {
+        flat += table + "." + line + "\n";
+      }
+    }
+    const std::string in_file = MessageOf(text + flat);
+    EXPECT_THAT(in_file, HasSubstr(" has no effect without " + needed)) << idle;
+    EXPECT_THAT(in_file, HasSubstr(fmt::format("run.toml:{}: ", all.size()))) << idle;
+  }
+  // A file that needs a --set to make sense is made sense of.
+  EXPECT_EQ(MessageOf(dense + "gradient_dtype = \"bf16\"\n", {"training.precision=bf16"}), "");
+  EXPECT_THAT(MessageOf(dense + "gradient_dtype = \"bf16\"\n", {"training.seed=3"}),
+              HasSubstr("run.toml:13: training.gradient_dtype has no effect without"));
+}
+
+TEST_F(ConfigTest, ARouterThatCannotLearnIsRefused) {
+  EXPECT_THAT(MessageOf(kGood, {"model.router.top_k=1"}),
+              HasSubstr("set model.router.normalize_weights = false"));
+  EXPECT_EQ(MessageOf(kGood, {"model.router.top_k=1", "model.router.normalize_weights=false"}), "");
+  EXPECT_EQ(MessageOf(kGood, {"model.router.top_k=1", "model.experts=1"}), "");
+}
+
+// Two fractions that make a whole, of a number of steps by which both are rounded up.
+TEST_F(ConfigTest, WarmUpAndDecayMayShareAllSteps) {
+  for (const char* steps : {"5", "6", "7", "31"}) {
+    EXPECT_EQ(
+        MessageOf(kGood, {"optimizer.schedule=wsd", "optimizer.warmup_fraction=0.5",
+                          "optimizer.decay_fraction=0.5", fmt::format("training.steps={}", steps)}),
+        "");
   }
 }
 

@@ -91,7 +91,7 @@ TEST_P(PlanIsPeakTest, ForEverySettingThatChangesMemory) {
             NameOf(types.gradients), NameOf(clipping)));
         config.training.sink = sink;
         config.training.activation_checkpointing = checkpointing;
-        config.training.micro_batches = micro_batches;
+        config.training.gradient_accumulation_steps = micro_batches;
         config.model.weight_dtype = types.weights;
         config.training.gradient_dtype = types.gradients;
         config.optimizer.clipping.kind = clipping;

@@ -31,7 +31,8 @@ struct Trained {
       : config(SmallRun("corpus")), checkpointing(c.checkpointing) {
     config.optimizer.policy = c.policy;
     model = std::make_unique<Model>(config.model, backend);
-    optimizer = std::make_unique<Optimizer>(PolicyOf(config), model->parameters(), arena, 1);
+    optimizer =
+        std::make_unique<Optimizer>(ResolvedRun(config).policy, model->parameters(), arena, 1);
     if (release) {
       sink = std::make_unique<ReleaseSink>(model->parameters(), *optimizer, arena, DType::kF32,
                                            c.clipping);

@@ -25,7 +25,7 @@ struct Fixture {
       : arena(64 << 20),
         backend(arena),
         model(config.model, backend),
-        optimizer(PolicyOf(config), model.parameters(), arena, 1),
+        optimizer(ResolvedRun(config).policy, model.parameters(), arena, 1),
         sink(model.parameters(), optimizer, arena, DType::kF32, {}) {
     model.Initialize(1);
     // Routers start at zero: give them preferences.

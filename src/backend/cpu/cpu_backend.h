@@ -55,8 +55,9 @@ class CpuBackend final : public Backend {
                       TensorView dgate, TensorView dup, TensorView drow_scale) override;
 
   // route.cpp
-  RouterStatistics Route(const RouterConfig& config, TensorView logits, TensorView targets,
-                         const Routing& routing, std::span<int64_t> counts) override;
+  RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
+                         TensorView logits, TensorView targets, const Routing& routing,
+                         std::span<int64_t> counts) override;
   void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
                      TensorView drow_weights, float loss_scale, TensorView dlogits) override;
 

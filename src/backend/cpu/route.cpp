@@ -188,8 +188,9 @@ struct BlockSums {
   double* squares;  // of log_sums
 };
 
-void RouteBlock(const RouterConfig& config, const TensorView& logits, const TensorView& targets,
-                const Routing& routing, const BlockSums& sums, int64_t begin, int64_t end) {
+void RouteBlock(const RouterConfig& config, std::optional<uint64_t> noise_key,
+                const TensorView& logits, const TensorView& targets, const Routing& routing,
+                const BlockSums& sums, int64_t begin, int64_t end) {
   const int64_t experts = logits.columns();
   const int64_t choices = config.top_k;
   const int64_t block = begin / kBlockTokens;
@@ -202,9 +203,9 @@ void RouteBlock(const RouterConfig& config, const TensorView& logits, const Tens
   sums.entropy[block] = 0;
   sums.squares[block] = 0;
 
-  if (config.noise_scale != 0) {
+  if (noise_key && config.noise_scale != 0) {
     HWY_DYNAMIC_DISPATCH(AddNoise)
-    (logits.as<float>(), config.noise_scale, config.noise_key, begin * experts, end * experts);
+    (logits.as<float>(), config.noise_scale, *noise_key, begin * experts, end * experts);
   }
   float entropies[kBlockTokens];
   HWY_DYNAMIC_DISPATCH(SoftmaxRows)(logits, routing, entropies, begin, end);
@@ -282,8 +283,8 @@ void CheckRouting(const RouterConfig& config, const Routing& routing, const Tens
 
 }  // namespace
 
-RouterStatistics CpuBackend::Route(const RouterConfig& config, TensorView logits,
-                                   TensorView targets, const Routing& routing,
+RouterStatistics CpuBackend::Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
+                                   TensorView logits, TensorView targets, const Routing& routing,
                                    std::span<int64_t> counts) {
   CheckMatrix(logits);
   CheckDType(logits, DType::kF32);
@@ -307,7 +308,7 @@ RouterStatistics CpuBackend::Route(const RouterConfig& config, TensorView logits
   sums.entropy = sums.probabilities + blocks * experts;
   sums.squares = sums.entropy + blocks;
   ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
-    RouteBlock(config, logits, targets, routing, sums, begin, end);
+    RouteBlock(config, noise_key, logits, targets, routing, sums, begin, end);
   });
   PlaceBlocks(blocks, experts, sums.assigned, routing.offsets.as<int64_t>());
   ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {

@@ -16,30 +16,27 @@
 #include "optim/rule.h"
 #include "optim/rules/adaptive.h"
 #include "optim/rules/common.h"
-#include "optim/settings.h"
 
 namespace terrace {
 namespace {
 
 struct AdafactorSettings {
-  double decay_rate;
-  double eps;
-  double clip_threshold;          // 0: none
+  double decay_rate = -0.8;
+  double eps = 1e-30;
+  double clip_threshold = 1;
   std::optional<DType> momentum;  // of updates
-  double beta1 = 0;               // of the momentum
+  double beta1 = 0.9;
 };
 
-AdafactorSettings ReadAdafactorSettings(SettingsReader& settings) {
-  AdafactorSettings s{
-      // At -1 all steps count alike: beyond it the first ones would never be forgotten.
-      .decay_rate = settings.Number("decay_rate", -0.8, -1, 0),
-      .eps = settings.Number("eps", 1e-30, kSmallestMoment, 1),
-      .clip_threshold = settings.Number("clip_threshold", 1, 0, 1e30),
-      .momentum = settings.Choice<std::optional<DType>>(
-          "momentum", std::nullopt,
-          {{"none", std::nullopt}, {"f32", DType::kF32}, {"bf16", DType::kBF16}})};
-  if (s.momentum) s.beta1 = settings.Number("beta1", 0.9, 0, kLargestBeta);
-  return s;
+Fields FieldsOf(AdafactorSettings& s) {
+  const Needs momentum = {[&s] { return s.momentum.has_value(); }, "a momentum"};
+  // At a decay_rate of -1 all steps count alike: beyond it the first would never be forgotten.
+  return {
+      {"decay_rate", &s.decay_rate, "exponent of the second moment's memory", {-1, 0}},
+      {"eps", &s.eps, "added to squared gradients", {kSmallestMoment, 1}},
+      {"clip_threshold", &s.clip_threshold, "root mean square of an update; 0: none", {0, 1e30}},
+      {"momentum", Choice(s.momentum, kFloatOrNoneNames), "of updates, as it is stored"},
+      {"beta1", &s.beta1, "decay of the momentum", {0, kLargestBeta}, momentum}};
 }
 
 class Adafactor final : public Rule {
@@ -85,7 +82,9 @@ class Adafactor final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeAdafactor(SettingsReader& settings) {
-  return std::make_unique<Adafactor>(ReadAdafactorSettings(settings));
+  AdafactorSettings s;
+  settings.Read(FieldsOf(s));
+  return std::make_unique<Adafactor>(s);
 }
 
 }  // namespace terrace

@@ -2,24 +2,29 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
+#include "core/settings.h"
 #include "optim/kernels/elementwise.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
-#include "optim/settings.h"
 
 namespace terrace {
 
 struct AdamSettings {
-  double beta1;
-  double beta2;
-  double eps;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
 };
 
-inline AdamSettings ReadAdamSettings(SettingsReader& settings) {
-  return {.beta1 = settings.Number("beta1", 0.9, 0, kLargestBeta),
-          .beta2 = settings.Number("beta2", 0.999, 0, kLargestBeta),
-          .eps = settings.Number("eps", 1e-8, kSmallestEps, 1)};
+// With `more` behind them. `momentum`: what beta1 has no effect without.
+inline Fields AdamFields(AdamSettings& s, Fields more = {}, Needs momentum = {}) {
+  Fields fields = {
+      {"beta1", &s.beta1, "decay of the first moment", {0, kLargestBeta}, std::move(momentum)},
+      {"beta2", &s.beta2, "decay of the second moment", {0, kLargestBeta}},
+      {"eps", &s.eps, "floor of the denominator", {kSmallestEps, 1}}};
+  fields.insert(fields.end(), more.begin(), more.end());
+  return fields;
 }
 
 inline kernels::AdamWStep AdamWStepOf(const AdamSettings& settings, const StepContext& context) {

@@ -39,7 +39,9 @@ class AdamW final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeAdamW(SettingsReader& settings) {
-  return std::make_unique<AdamW>(ReadAdamSettings(settings));
+  AdamSettings s;
+  settings.Read(AdamFields(s));
+  return std::make_unique<AdamW>(s);
 }
 
 }  // namespace terrace

@@ -44,7 +44,9 @@ class AdamW8Bit final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeAdamW8Bit(SettingsReader& settings) {
-  return std::make_unique<AdamW8Bit>(ReadAdamSettings(settings));
+  AdamSettings s;
+  settings.Read(AdamFields(s));
+  return std::make_unique<AdamW8Bit>(s);
 }
 
 }  // namespace terrace

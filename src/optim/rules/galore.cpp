@@ -29,15 +29,15 @@ namespace terrace {
 namespace {
 
 struct GaloreSettings : AdamSettings {
-  int64_t rank;
-  int64_t period;  // steps
-  double alpha;
+  int64_t rank = 128;
+  int64_t period = 200;
+  double alpha = 0.25;
 };
 
-GaloreSettings ReadGaloreSettings(SettingsReader& settings) {
-  return {ReadAdamSettings(settings), settings.Whole("rank", 128, 1, int64_t{1} << 20),
-          settings.Whole("period", 200, 1, int64_t{1} << 40),
-          settings.Number("alpha", 0.25, 0, 1e6)};
+Fields FieldsOf(GaloreSettings& s) {
+  return AdamFields(s, {{"rank", &s.rank, "of the subspace", {1, 1 << 20}},
+                        {"period", &s.period, "steps between subspaces", {1, int64_t{1} << 40}},
+                        {"alpha", &s.alpha, "times the update", {0, 1e6}}});
 }
 
 constexpr int64_t kFloatBytes = sizeof(float);
@@ -286,7 +286,9 @@ class Galore final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeGalore(SettingsReader& settings) {
-  return std::make_unique<Galore>(ReadGaloreSettings(settings));
+  GaloreSettings s;
+  settings.Read(FieldsOf(s));
+  return std::make_unique<Galore>(s);
 }
 
 }  // namespace terrace

@@ -13,11 +13,10 @@ namespace {
 
 class Lion final : public Rule {
  public:
-  explicit Lion(const SignSettings& settings, DType momentum)
-      : settings_(settings), momentum_(momentum) {}
+  explicit Lion(const SignSettings& settings) : settings_(settings) {}
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
-    return {{"momentum", momentum_, parameter.value.shape}};
+    return {{"momentum", settings_.momentum, parameter.value.shape}};
   }
 
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
@@ -32,16 +31,14 @@ class Lion final : public Rule {
 
  private:
   SignSettings settings_;
-  DType momentum_;
 };
 
 }  // namespace
 
 std::unique_ptr<Rule> MakeLion(SettingsReader& settings) {
-  const SignSettings shared = ReadSignSettings(settings);
-  return std::make_unique<Lion>(
-      shared,
-      settings.Choice("momentum", DType::kF32, {{"f32", DType::kF32}, {"bf16", DType::kBF16}}));
+  SignSettings s;
+  settings.Read(SignFields(s));
+  return std::make_unique<Lion>(s);
 }
 
 }  // namespace terrace

@@ -24,7 +24,6 @@
 #include "optim/kernels/blocks.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
-#include "optim/settings.h"
 #include "optim/tiles.h"
 
 namespace terrace {
@@ -38,27 +37,26 @@ constexpr float kC = 2.0315f;
 enum class Scale : uint8_t { kNone, kKeller, kMoonshot };
 
 struct MuonSettings {
-  double beta;
-  bool nesterov;
-  int64_t ns_steps;
-  double eps;
-  Scale scale;
-  DType precision;  // of Newton-Schulz
-  DType momentum;   // as it is stored
+  double beta = 0.95;
+  bool nesterov = true;
+  int64_t ns_steps = 5;
+  double eps = 1e-7;
+  Scale scale = Scale::kMoonshot;
+  DType precision = DType::kBF16;
+  DType momentum = DType::kF32;
 };
 
-MuonSettings ReadMuonSettings(SettingsReader& settings) {
-  return {.beta = settings.Number("beta", 0.95, 0, kLargestBeta),
-          .nesterov = settings.Flag("nesterov", true),
-          .ns_steps = settings.Whole("ns_steps", 5, 1, 100),
-          .eps = settings.Number("eps", 1e-7, kSmallestEps, 1),
-          .scale = settings.Choice(
-              "scale", Scale::kMoonshot,
-              {{"none", Scale::kNone}, {"keller", Scale::kKeller}, {"moonshot", Scale::kMoonshot}}),
-          .precision = settings.Choice("precision", DType::kBF16,
-                                       {{"bf16", DType::kBF16}, {"f32", DType::kF32}}),
-          .momentum = settings.Choice("momentum", DType::kF32,
-                                      {{"f32", DType::kF32}, {"bf16", DType::kBF16}})};
+const Names<Scale> kScaleNames = {
+    {"none", Scale::kNone}, {"keller", Scale::kKeller}, {"moonshot", Scale::kMoonshot}};
+
+Fields FieldsOf(MuonSettings& s) {
+  return {{"beta", &s.beta, "decay of the momentum", {0, kLargestBeta}},
+          {"nesterov", &s.nesterov, "steps by the momentum to come"},
+          {"ns_steps", &s.ns_steps, "Newton-Schulz iterations", {1, 100}},
+          {"eps", &s.eps, "added to the norm that divides", {kSmallestEps, 1}},
+          {"scale", Choice(s.scale, kScaleNames), "of the update, by the matrix's shape"},
+          {"precision", Choice(s.precision, kFloatNames), "of Newton-Schulz"},
+          {"momentum", Choice(s.momentum, kFloatNames), "as it is stored"}};
 }
 
 // X is [rows, columns]; its Gram matrix and the polynomial are [side, side], of the smaller side.
@@ -325,7 +323,9 @@ class Muon final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeMuon(SettingsReader& settings) {
-  return std::make_unique<Muon>(ReadMuonSettings(settings));
+  MuonSettings s;
+  settings.Read(FieldsOf(s));
+  return std::make_unique<Muon>(s);
 }
 
 }  // namespace terrace

@@ -1,7 +1,7 @@
 #include "optim/rules/rules.h"
 
 #include "core/error.h"
-#include "model/nearest_name.h"
+#include "core/nearest_name.h"
 #include "optim/policy.h"
 
 namespace terrace {
@@ -35,19 +35,25 @@ constexpr NamedRule kRules[] = {TERRACE_RULES(TERRACE_ROW)};
 
 struct MadeRule {
   std::unique_ptr<Rule> rule;
-  Settings settings;
-  std::map<std::string, std::string> choices;
+  SettingsReader reader;
 };
 
-MadeRule Make(std::string_view name, const Settings& settings) {
+MadeRule MakeAnyhow(std::string_view name, const Settings& settings) {
   for (const NamedRule& rule : kRules) {
     if (rule.name != name) continue;
-    SettingsReader reader(name, settings);
+    SettingsReader reader(name, settings, EntryKeys());
     std::unique_ptr<Rule> made = rule.make(reader);
-    reader.Finish({std::begin(kEntryKeys), std::end(kEntryKeys)});
-    return {std::move(made), reader.complete(), reader.choices()};
+    return {std::move(made), std::move(reader)};
   }
   Fail("no rule is called {}, did you mean {}?", name, NearestName(name, RuleNames()));
+}
+
+MadeRule Make(std::string_view name, const Settings& settings) {
+  MadeRule made = MakeAnyhow(name, settings);
+  for (const auto& [key, needed] : made.reader.idle()) {
+    Fail("{}: {} has no effect without {}", name, key, needed);
+  }
+  return made;
 }
 
 }  // namespace
@@ -63,11 +69,15 @@ std::unique_ptr<Rule> MakeRule(std::string_view name, const Settings& settings) 
 }
 
 Settings CompleteSettings(std::string_view rule, const Settings& settings) {
-  return Make(rule, settings).settings;
+  return Make(rule, settings).reader.complete();
 }
 
-std::map<std::string, std::string> ChoicesOf(std::string_view rule, const Settings& settings) {
-  return Make(rule, settings).choices;
+std::string SettingsToToml(std::string_view rule, const Settings& settings) {
+  return Make(rule, settings).reader.toml();
+}
+
+std::map<std::string, std::string> IdleIn(std::string_view rule, const Settings& settings) {
+  return MakeAnyhow(rule, settings).reader.idle();
 }
 
 }  // namespace terrace

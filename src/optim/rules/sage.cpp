@@ -28,12 +28,11 @@ double RootMeanSquare(const float* values, int64_t count, double scale) {
 
 class Sage final : public Rule {
  public:
-  Sage(const SignSettings& settings, DType momentum, double eps)
-      : settings_(settings), momentum_(momentum), eps_(eps) {}
+  Sage(const SignSettings& settings, double eps) : settings_(settings), eps_(eps) {}
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
     const TensorView matrix = AsMatrix(parameter.value);
-    return {{"momentum", momentum_, parameter.value.shape},
+    return {{"momentum", settings_.momentum, parameter.value.shape},
             {"absolute_mean", DType::kF32, {matrix.columns()}}};
   }
 
@@ -87,17 +86,18 @@ class Sage final : public Rule {
   }
 
   SignSettings settings_;
-  DType momentum_;
   double eps_;
 };
 
 }  // namespace
 
 std::unique_ptr<Rule> MakeSage(SettingsReader& settings) {
-  const SignSettings shared = ReadSignSettings(settings);
-  const DType momentum =
-      settings.Choice("momentum", DType::kF32, {{"f32", DType::kF32}, {"bf16", DType::kBF16}});
-  return std::make_unique<Sage>(shared, momentum, settings.Number("eps", 1e-8, kSmallestEps, 1));
+  SignSettings s;
+  double eps = 1e-8;
+  Fields fields = SignFields(s);
+  fields.push_back({"eps", &eps, "added to what divides", {kSmallestEps, 1}});
+  settings.Read(fields);
+  return std::make_unique<Sage>(s, eps);
 }
 
 }  // namespace terrace

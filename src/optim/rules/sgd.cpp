@@ -9,27 +9,21 @@
 #include "optim/kernels/elementwise.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
-#include "optim/settings.h"
 
 namespace terrace {
 namespace {
 
 struct SgdSettings {
-  std::optional<DType> momentum;
-  // Of the momentum:
-  double beta = 0;
+  std::optional<DType> momentum = DType::kF32;
+  double beta = 0.9;
   bool nesterov = false;
 };
 
-// Settings without effect stay unread, and are therefore refused.
-SgdSettings ReadSgdSettings(SettingsReader& settings) {
-  SgdSettings s{.momentum = settings.Choice<std::optional<DType>>(
-                    "momentum", DType::kF32,
-                    {{"none", std::nullopt}, {"f32", DType::kF32}, {"bf16", DType::kBF16}})};
-  if (!s.momentum) return s;
-  s.beta = settings.Number("beta", 0.9, 0, kLargestBeta);
-  s.nesterov = settings.Flag("nesterov", false);
-  return s;
+Fields FieldsOf(SgdSettings& s) {
+  const Needs momentum = {[&s] { return s.momentum.has_value(); }, "a momentum"};
+  return {{"momentum", Choice(s.momentum, kFloatOrNoneNames), "as it is stored"},
+          {"beta", &s.beta, "decay of the momentum", {0, kLargestBeta}, momentum},
+          {"nesterov", &s.nesterov, "steps by the momentum to come", {}, momentum}};
 }
 
 class Sgd final : public Rule {
@@ -63,7 +57,9 @@ class Sgd final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeSgd(SettingsReader& settings) {
-  return std::make_unique<Sgd>(ReadSgdSettings(settings));
+  SgdSettings s;
+  settings.Read(FieldsOf(s));
+  return std::make_unique<Sgd>(s);
 }
 
 }  // namespace terrace

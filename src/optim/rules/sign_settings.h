@@ -4,18 +4,19 @@
 #include "optim/kernels/sign.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
-#include "optim/settings.h"
 
 namespace terrace {
 
 struct SignSettings {
-  double beta1;  // of the momentum in the sign
-  double beta2;  // of the momentum that is kept
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  DType momentum = DType::kF32;
 };
 
-inline SignSettings ReadSignSettings(SettingsReader& settings) {
-  return {.beta1 = settings.Number("beta1", 0.9, 0, kLargestBeta),
-          .beta2 = settings.Number("beta2", 0.99, 0, kLargestBeta)};
+inline Fields SignFields(SignSettings& s) {
+  return {{"beta1", &s.beta1, "decay of the momentum in the sign", {0, kLargestBeta}},
+          {"beta2", &s.beta2, "decay of the momentum that is kept", {0, kLargestBeta}},
+          {"momentum", Choice(s.momentum, kFloatNames), "as it is stored"}};
 }
 
 inline kernels::SignStep StepOf(const SignSettings& settings, const StepContext& context) {

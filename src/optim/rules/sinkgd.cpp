@@ -29,7 +29,6 @@
 #include "optim/rule.h"
 #include "optim/rules/common.h"
 #include "optim/rules/row_blocks.h"
-#include "optim/settings.h"
 
 namespace terrace {
 namespace {
@@ -40,46 +39,50 @@ enum class Grouping : uint8_t { kTensor, kLayer };
 enum class Multiplier : uint8_t { kNone, kNeuron };
 
 struct SinkGdSettings {
-  double scale;
-  Direction direction;
-  Momentum momentum;
-  double beta = 0;  // of the momentum
-  // Of direction sinkhorn:
-  int64_t iterations = 0;
-  double eps = 0;
+  double scale = 0.05;
+  Direction direction = Direction::kSinkhorn;
+  Momentum momentum = Momentum::kNone;
+  double beta = 0.9;
+  int64_t iterations = 5;
+  double eps = 1e-8;
   Grouping grouping = Grouping::kTensor;
   Multiplier multiplier = Multiplier::kNone;
-  // Of multiplier neuron:
   int64_t block_neurons = 1;
-  double multiplier_beta2 = 0;
-  double multiplier_eps = 0;
+  double multiplier_beta2 = 0.99;
+  double multiplier_eps = 1e-8;
 };
 
-// Settings without effect stay unread, and are therefore refused.
-SinkGdSettings ReadSinkGdSettings(SettingsReader& settings) {
-  SinkGdSettings s{.scale = settings.Number("scale", 0.05, 0, 1e6),
-                   .direction = settings.Choice(
-                       "direction", Direction::kSinkhorn,
-                       {{"sinkhorn", Direction::kSinkhorn}, {"sign", Direction::kSign}}),
-                   .momentum = settings.Choice("momentum", Momentum::kNone,
-                                               {{"none", Momentum::kNone},
-                                                {"f32", Momentum::kF32},
-                                                {"bf16", Momentum::kBF16},
-                                                {"hidden_f32", Momentum::kHiddenF32},
-                                                {"hidden_bf16", Momentum::kHiddenBF16}})};
-  if (s.momentum != Momentum::kNone) s.beta = settings.Number("beta", 0.9, 0, kLargestBeta);
-  if (s.direction == Direction::kSign) return s;
-  s.iterations = settings.Whole("iterations", 5, 1, 1000);
-  s.eps = settings.Number("eps", 1e-8, kSmallestEps, 1);
-  s.grouping = settings.Choice("grouping", Grouping::kTensor,
-                               {{"tensor", Grouping::kTensor}, {"layer", Grouping::kLayer}});
-  s.multiplier = settings.Choice("multiplier", Multiplier::kNone,
-                                 {{"none", Multiplier::kNone}, {"neuron", Multiplier::kNeuron}});
-  if (s.multiplier == Multiplier::kNone) return s;
-  s.block_neurons = settings.Whole("block_neurons", 1, 1, 1'000'000'000);
-  s.multiplier_beta2 = settings.Number("multiplier_beta2", 0.99, 0, kLargestBeta);
-  s.multiplier_eps = settings.Number("multiplier_eps", 1e-8, kSmallestEps, 1);
-  return s;
+const Names<Direction> kDirectionNames = {{"sinkhorn", Direction::kSinkhorn},
+                                          {"sign", Direction::kSign}};
+const Names<Momentum> kMomentumNames = {{"none", Momentum::kNone},
+                                        {"f32", Momentum::kF32},
+                                        {"bf16", Momentum::kBF16},
+                                        {"hidden_f32", Momentum::kHiddenF32},
+                                        {"hidden_bf16", Momentum::kHiddenBF16}};
+const Names<Grouping> kGroupingNames = {{"tensor", Grouping::kTensor}, {"layer", Grouping::kLayer}};
+const Names<Multiplier> kMultiplierNames = {{"none", Multiplier::kNone},
+                                            {"neuron", Multiplier::kNeuron}};
+
+Fields FieldsOf(SinkGdSettings& s) {
+  const Needs momentum = {[&s] { return s.momentum != Momentum::kNone; }, "a momentum"};
+  const Needs sinkhorn = {[&s] { return s.direction == Direction::kSinkhorn; },
+                          "direction = \"sinkhorn\""};
+  const Needs neuron = {
+      [&s] { return s.direction == Direction::kSinkhorn && s.multiplier == Multiplier::kNeuron; },
+      "multiplier = \"neuron\""};
+  return {
+      {"scale", &s.scale, "times the normalized matrix", {0, 1e6}},
+      {"direction", Choice(s.direction, kDirectionNames), "of the update"},
+      {"momentum", Choice(s.momentum, kMomentumNames), "as it is stored; hidden: as gradients"},
+      {"beta", &s.beta, "decay of the momentum", {0, kLargestBeta}, momentum},
+      {"iterations", &s.iterations, "of rows and columns", {1, 1000}, sinkhorn},
+      {"eps", &s.eps, "added to the norm that divides", {kSmallestEps, 1}, sinkhorn},
+      {"grouping", Choice(s.grouping, kGroupingNames), "what is normalized as one", {}, sinkhorn},
+      {"multiplier", Choice(s.multiplier, kMultiplierNames), "one for each", {}, sinkhorn},
+      {"block_neurons", &s.block_neurons, "that share a multiplier", {1, 1e9}, neuron},
+      {"multiplier_beta2", &s.multiplier_beta2, "decay of its moment", {0, kLargestBeta}, neuron},
+      {"multiplier_eps", &s.multiplier_eps, "added to its root", {kSmallestEps, 1}, neuron},
+  };
 }
 
 // Matrices stacked by rows, and what Sinkhorn's alternation multiplies them by.
@@ -357,7 +360,9 @@ class SinkGd final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeSinkGd(SettingsReader& settings) {
-  return std::make_unique<SinkGd>(ReadSinkGdSettings(settings));
+  SinkGdSettings s;
+  settings.Read(FieldsOf(s));
+  return std::make_unique<SinkGd>(s);
 }
 
 }  // namespace terrace

@@ -33,24 +33,29 @@ enum class SecondMoment : uint8_t { kFactored, kExact };
 enum class Momentum : uint8_t { kNone, kF32, kBF16, kInt8 };
 
 struct SkewAdamSettings : AdamSettings {
-  EpsMode eps_mode;
-  Momentum momentum;
-  SecondMoment second_moment;
-  double rms_clip;  // largest root mean square of an update before the learning rate; 0: none
+  EpsMode eps_mode = EpsMode::kAbsolute;
+  Momentum momentum = Momentum::kF32;
+  SecondMoment second_moment = SecondMoment::kFactored;
+  double rms_clip = 1;
 };
 
-SkewAdamSettings ReadSkewAdamSettings(SettingsReader& settings) {
-  return {ReadAdamSettings(settings),
-          settings.Choice("eps_mode", EpsMode::kAbsolute,
-                          {{"absolute", EpsMode::kAbsolute}, {"relative", EpsMode::kRelative}}),
-          settings.Choice("momentum", Momentum::kF32,
-                          {{"none", Momentum::kNone},
-                           {"f32", Momentum::kF32},
-                           {"bf16", Momentum::kBF16},
-                           {"int8", Momentum::kInt8}}),
-          settings.Choice("second_moment", SecondMoment::kFactored,
-                          {{"factored", SecondMoment::kFactored}, {"exact", SecondMoment::kExact}}),
-          settings.Number("rms_clip", 1, 0, 1e30)};
+const Names<EpsMode> kEpsModeNames = {{"absolute", EpsMode::kAbsolute},
+                                      {"relative", EpsMode::kRelative}};
+const Names<Momentum> kMomentumNames = {{"none", Momentum::kNone},
+                                        {"f32", Momentum::kF32},
+                                        {"bf16", Momentum::kBF16},
+                                        {"int8", Momentum::kInt8}};
+const Names<SecondMoment> kSecondMomentNames = {{"factored", SecondMoment::kFactored},
+                                                {"exact", SecondMoment::kExact}};
+
+Fields FieldsOf(SkewAdamSettings& s) {
+  return AdamFields(
+      s,
+      {{"eps_mode", Choice(s.eps_mode, kEpsModeNames), "of squared gradients, or of their mean"},
+       {"momentum", Choice(s.momentum, kMomentumNames), "as it is stored"},
+       {"second_moment", Choice(s.second_moment, kSecondMomentNames), "of matrices"},
+       {"rms_clip", &s.rms_clip, "root mean square of an update; 0: none", {0, 1e30}}},
+      {[&s] { return s.momentum != Momentum::kNone; }, "a momentum"});
 }
 
 class SkewAdam final : public Rule {
@@ -118,7 +123,9 @@ class SkewAdam final : public Rule {
 }  // namespace
 
 std::unique_ptr<Rule> MakeSkewAdam(SettingsReader& settings) {
-  return std::make_unique<SkewAdam>(ReadSkewAdamSettings(settings));
+  SkewAdamSettings s;
+  settings.Read(FieldsOf(s));
+  return std::make_unique<SkewAdam>(s);
 }
 
 }  // namespace terrace

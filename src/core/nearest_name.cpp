@@ -1,4 +1,4 @@
-#include "model/nearest_name.h"
+#include "core/nearest_name.h"
 
 #include <algorithm>
 #include <cstdint>
