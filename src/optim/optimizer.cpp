@@ -15,6 +15,8 @@ namespace {
 
 // Sets this use of the seed apart from others.
 constexpr uint64_t kRoundingPurpose = 0x726f756e64;
+// And the rounding of gradients from that of what they update.
+constexpr uint64_t kGradientPurpose = 0x6772616469656e74;
 
 // Tensors up to this size are updated one a thread: several tensors at a time need no barrier
 // between the passes of a rule. Larger ones occupy all threads by themselves.
@@ -67,7 +69,7 @@ StateBytes StateBytesOf(const Policy& policy, const Parameters& parameters) {
   for (const Parameter& parameter : parameters) {
     const size_t entry = EntryOf(policy, parameter);
     for (const StateSpec& spec : SpecsOf(policy, *rules[entry], parameter)) {
-      if (spec.gradient_decay) continue;
+      if (spec.hidden_decay) continue;
       const int64_t size = spec.shape.size() * BytesOf(spec.dtype);
       bytes.total += size;
       bytes.by_population[static_cast<int>(parameter.population)] += size;
@@ -101,11 +103,11 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
          .weight_decay = of_policy.weight_decay,
          .first_view = static_cast<int64_t>(views_.size()),
          .views = static_cast<int64_t>(specs.size()),
-         .gradient_decay = specs.empty() ? std::nullopt : specs.back().gradient_decay,
+         .hidden_decay = specs.empty() ? std::nullopt : specs.back().hidden_decay,
          .group = group.empty() ? -1 : groups.try_emplace(group, next_group).first->second});
     for (const StateSpec& spec : specs) {
       const std::string& name = names_.emplace_back(parameter.name + "." + spec.name);
-      const Memory category = spec.gradient_decay ? Memory::kGradients : Memory::kOptimizer;
+      const Memory category = spec.hidden_decay ? Memory::kGradients : Memory::kOptimizer;
       const TensorView view = arena.Allocate(category, spec.dtype, spec.shape, name.c_str());
       if (!dry_) std::memset(view.data, 0, view.bytes());
       views_.push_back(view);
@@ -198,23 +200,27 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
   return sums;
 }
 
-TensorView Optimizer::KeptGradient(const Parameter& parameter) const {
-  const Served& served = served_[parameter.id];
-  return served.gradient_decay ? StateOf(served).back() : TensorView{};
+uint64_t Optimizer::GradientKey(const Parameter& parameter) const {
+  return MixKeys(seed_, parameter.id, steps_[parameter.id], kGradientPurpose);
 }
 
-void Optimizer::DecayKeptGradient(const Parameter& parameter) {
+TensorView Optimizer::HiddenBuffer(const Parameter& parameter) const {
+  const Served& served = served_[parameter.id];
+  return served.hidden_decay ? StateOf(served).back() : TensorView{};
+}
+
+void Optimizer::DecayHiddenBuffer(const Parameter& parameter) {
   if (dry_) return;
-  const TensorView buffer = KeptGradient(parameter);
+  const TensorView buffer = HiddenBuffer(parameter);
   const uint64_t key = MixKeys(seed_, parameter.id, steps_[parameter.id]);
   ParallelFor(buffer.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
-    kernels::Scale(buffer, *served_[parameter.id].gradient_decay, begin, end,
+    kernels::Scale(buffer, *served_[parameter.id].hidden_decay, begin, end,
                    kernels::MomentumKey(key));
   });
 }
 
-float Optimizer::KeptGradientScale(const Parameter& parameter) const {
-  return 1 - served_[parameter.id].gradient_decay.value_or(0);
+float Optimizer::HiddenBufferScale(const Parameter& parameter) const {
+  return 1 - served_[parameter.id].hidden_decay.value_or(0);
 }
 
 }  // namespace terrace

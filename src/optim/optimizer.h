@@ -50,14 +50,16 @@ class Optimizer {
   // Updates distinct parameters, small ones side by side. The result is that of one after another.
   PopulationReports Apply(std::span<const Update> updates, float learning_rate);
 
-  // --- Gradient buffers that rules keep from step to step (StateSpec::gradient_decay)
-  // ------------- Empty for a parameter whose rule keeps none.
-  TensorView KeptGradient(const Parameter& parameter) const;
-  // What a step begins with, in place of zeroing: multiplies the buffer by its decay, bfloat16 by
-  // stochastic rounding. Once a step, before the first contribution is added.
-  void DecayKeptGradient(const Parameter& parameter);
-  // What a buffer counts in a norm: its decay sums up 1 / (1 - decay) gradients.
-  float KeptGradientScale(const Parameter& parameter) const;
+  // --- Gradients -------------------------------------------------------------------------------
+  // Keys the stochastic rounding of the parameter's gradient in the step under way.
+  uint64_t GradientKey(const Parameter& parameter) const;
+  // The hidden buffer (StateSpec::hidden_decay); empty for a parameter whose rule has none.
+  TensorView HiddenBuffer(const Parameter& parameter) const;
+  // What a step begins with, in place of zeroing: multiplies the hidden buffer by its decay,
+  // bfloat16 by stochastic rounding. Once a step, before the first contribution is added.
+  void DecayHiddenBuffer(const Parameter& parameter);
+  // What a hidden buffer counts in a norm: its decay sums up 1 / (1 - decay) gradients. 1 without.
+  float HiddenBufferScale(const Parameter& parameter) const;
 
   // --- Checkpoints -----------------------------------------------------------------------------
   // All state, named "PARAMETER.STATE" ("layers.1.ff.experts.0.gate_proj.weight.momentum");
@@ -74,7 +76,7 @@ class Optimizer {
     float weight_decay;
     int64_t first_view;
     int64_t views;
-    std::optional<float> gradient_decay;
+    std::optional<float> hidden_decay;
     int64_t group;  // -1: updated by itself
   };
 

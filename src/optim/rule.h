@@ -17,11 +17,11 @@ struct StateSpec {
   std::string name;  // as in checkpoints: "momentum"
   DType dtype;
   Shape shape;
-  // Set for what is not optimizer state but the tensor's gradient buffer, kept from one step to the
-  // next (Memory::kGradients): a sink multiplies it by this in place of zeroing it, adds the step's
-  // gradient, and hands it to Apply as the gradient. Of the parameter's shape, float32 or bfloat16;
-  // at most one a parameter, and the last of its states.
-  std::optional<float> gradient_decay = {};
+  // Set for a hidden buffer: what is not optimizer state but the tensor's gradient buffer, which
+  // outlives the step (Memory::kGradients). A sink multiplies it by this in place of zeroing it,
+  // adds the step's gradient, and hands it to Apply as the gradient. Of the parameter's shape,
+  // float32 or bfloat16; at most one a parameter, and the last of its states.
+  std::optional<float> hidden_decay = {};
 };
 
 // Everything that changes from step to step, for one tensor.

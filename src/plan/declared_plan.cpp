@@ -15,7 +15,7 @@ int64_t GradientBytes(const Parameter& parameter, const RunConfig& config) {
 }
 
 int64_t KeptBytes(const Optimizer& optimizer, const Parameter& parameter) {
-  const TensorView kept = optimizer.KeptGradient(parameter);
+  const TensorView kept = optimizer.HiddenBuffer(parameter);
   return kept.empty() ? 0 : kept.bytes();
 }
 

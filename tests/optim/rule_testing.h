@@ -96,8 +96,8 @@ class RuleBench {
     for (const StateSpec& spec : rule_->State(parameter_)) {
       state_.push_back(arena_.Allocate(Memory::kOptimizer, spec.dtype, spec.shape, "state"));
       std::memset(state_.back().data, 0, state_.back().bytes());
-      if (spec.gradient_decay) gradient_ = state_.back();
-      decay_ = spec.gradient_decay;
+      if (spec.hidden_decay) gradient_ = state_.back();
+      decay_ = spec.hidden_decay;
     }
     const int64_t scratch_bytes = rule_->ScratchBytes(parameter_, /*all_threads=*/true);
     context_ = {.learning_rate = 0.01f,

@@ -7,10 +7,10 @@
 
 #include <cstdint>
 
+#include "core/stochastic_rounding.h"
 #include "core/tensor.h"
 #include "optim/kernels/average_step.h"
 #include "optim/kernels/block_quantization.h"
-#include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
 

@@ -10,9 +10,9 @@
 #include <limits>
 #include <type_traits>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {

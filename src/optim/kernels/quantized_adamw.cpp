@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/factored.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {

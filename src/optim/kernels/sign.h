@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "core/stochastic_rounding.h"
 #include "core/tensor.h"
-#include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
 
