@@ -69,7 +69,7 @@ void AccumulateSink::CompleteWithLast(const Parameter& parameter) {
   // Now the gradient is likely to be in the caches still.
   if (contributions == expected && buffer.received > 0 && !dry_) {
     const double scale = optimizer_.HiddenBufferScale(parameter);
-    buffer.squared_norm = scale * scale * SquaredNorm(buffer.view);
+    buffer.squared_norm = scale * scale * optimizer_.Measure(parameter, buffer.view);
   }
 }
 

@@ -43,6 +43,9 @@ class Optimizer {
 
   // Whether the parameter's rule updates it without others.
   bool UpdatesAlone(const Parameter& parameter) const { return served_[parameter.id].group < 0; }
+  // The sum of squares of a complete gradient. Leaves what the parameter's rule wants to know of it
+  // (Rule::Measure) for the update by the same gradient, if that comes next.
+  double Measure(const Parameter& parameter, TensorView gradient);
   // Updates one parameter that its rule does not group with others; `learning_rate` is the
   // schedule's, before the rule's multiplier. In a dry arena only the step is counted and scratch
   // taken.
@@ -77,15 +80,17 @@ class Optimizer {
     int64_t first_view;
     int64_t views;
     std::optional<float> hidden_decay;
-    int64_t group;  // -1: updated by itself
+    int64_t group;        // -1: updated by itself
+    TensorView measured;  // what the rule keeps from Measure to Apply; empty: nothing
+    bool is_measured = false;
   };
 
   std::span<const TensorView> StateOf(const Served& served) const;
   // From the arena.
   std::byte* Scratch(int64_t bytes);
   // Counts the step; the context still lacks memory and threads.
-  TensorUpdate Begin(const Update& update, float learning_rate);
-  UpdateReport End(const TensorUpdate& update) const;
+  TensorUpdate Prepare(const Update& update, float learning_rate);
+  UpdateReport Run(const TensorUpdate& update) const;
 
   Arena& arena_;
   bool dry_;

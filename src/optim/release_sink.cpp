@@ -96,7 +96,7 @@ void ReleaseSink::Complete(const Parameter& parameter, TensorView gradient) {
   const bool second_pass = clipping_.kind == ClippingKind::kGlobalNorm && !measuring_;
   if (!second_pass && !arena_.dry()) {
     const double scale = optimizer_.HiddenBufferScale(parameter);
-    unit.squared_norm = scale * scale * SquaredNorm(gradient);
+    unit.squared_norm = scale * scale * optimizer_.Measure(parameter, gradient);
     if (!std::isfinite(unit.squared_norm) && result_.not_finite == nullptr)
       result_.not_finite = &parameter;
   }

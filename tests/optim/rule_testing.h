@@ -129,6 +129,18 @@ class RuleBench {
     return rule_->Apply(parameter_, gradient_, state_, context_);
   }
 
+  // The same by a gradient that was measured first, as a sink does it. Returns its sum of squares.
+  double StepMeasured() {
+    std::vector<float> measured(rule_->MeasuredFloats(parameter_), std::nanf(""));
+    float* const left = measured.empty() ? nullptr : measured.data();
+    const double squares =
+        rule_->Measure(parameter_, gradient_, state_, context_.tensor_step + 1, left);
+    context_.measured = left;
+    Step();
+    context_.measured = nullptr;
+    return squares;
+  }
+
  private:
   Arena arena_;
   std::unique_ptr<Rule> rule_;

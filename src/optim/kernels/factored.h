@@ -73,7 +73,7 @@ void FactoredUpdate(TensorView weight, const Stored& x, float keep, float step, 
 
 // With u = row_factors[i] * x[i, j] * column_factors[j]: average (any, bfloat16 by stochastic
 // rounding under the step's own key) = beta * average + gain * u, and weight = keep * weight
-// - step * average, of the average before it is rounded.
+// - rate * average, of the average before it is rounded.
 void FactoredAverageUpdate(TensorView weight, TensorView x, TensorView average, float keep,
                            const AverageStep& step, int64_t begin, int64_t end,
                            const float* row_factors, const float* column_factors,

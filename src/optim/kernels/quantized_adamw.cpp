@@ -25,7 +25,7 @@ struct Constants {
         beta2(hn::Set(F32(), static_cast<float>(step.beta2))),
         gain2(hn::Set(F32(), static_cast<float>(1 - step.beta2))),
         keep(hn::Set(F32(), step.keep)),
-        step_size(hn::Set(F32(), step.step)),
+        step_size(hn::Set(F32(), step.rate)),
         correction(hn::Set(F32(), step.inverse_correction)),
         eps(hn::Set(F32(), step.eps)) {}
   VF scale, beta1, gain1, beta2, gain2, keep, step_size, correction, eps;
