@@ -1,6 +1,7 @@
 // Gradients that are summed in bfloat16: over many micro-batches, and in hidden buffers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cmath>
 
@@ -23,6 +24,16 @@ std::unique_ptr<StepSink> MakeSink(bool release, const Parameters& parameters, O
   }
   return std::make_unique<AccumulateSink>(parameters, optimizer, arena, dtype, clipping);
 }
+
+// One thread suffices for so small a model.
+class NarrowGradientsTest : public testing::Test {
+ protected:
+  NarrowGradientsTest() : threads_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~NarrowGradientsTest() override { omp_set_num_threads(threads_); }
+
+ private:
+  int threads_;
+};
 
 constexpr int64_t kMicroBatches = 1024;
 
@@ -51,7 +62,7 @@ double GradientNorm(bool release, DType gradient_dtype) {
 // Rounding to nearest would lose a sixth of the norm. Stochastic rounding adds a variance of at
 // most a quarter of the last place's square for each addition: with a sum that grows to s in n
 // additions, n / 4 * (2^-7 s)^2 at most, which adds n 2^-17 = 0.8 % to the norm.
-TEST(NarrowGradientsTest, ManyMicroBatchesSumToWhatTheySumToInFloat32) {
+TEST_F(NarrowGradientsTest, ManyMicroBatchesSumToWhatTheySumToInFloat32) {
   for (const bool release : {false, true}) {
     const double wide = GradientNorm(release, DType::kF32);
     const double narrow = GradientNorm(release, DType::kBF16);
@@ -63,7 +74,7 @@ TEST(NarrowGradientsTest, ManyMicroBatchesSumToWhatTheySumToInFloat32) {
 
 // A constant gradient of 1 in eight parts a step: the mean that a hidden buffer holds after s
 // steps is 1 - beta^s.
-TEST(NarrowGradientsTest, AHiddenBufferOfBFloat16HoldsTheMean) {
+TEST_F(NarrowGradientsTest, AHiddenBufferOfBFloat16HoldsTheMean) {
   constexpr int kSteps = 3000, kParts = 8;
   constexpr int64_t kRows = 16, kColumns = 64;
   for (const bool release : {false, true}) {
