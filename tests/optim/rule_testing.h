@@ -115,7 +115,7 @@ class RuleBench {
   std::vector<TensorView>& state() { return state_; }
   StepContext& context() { return context_; }
 
-  // Into the gradient buffer that the rule keeps, if it does, as a sink would.
+  // Into the hidden buffer, where the rule has one, as a sink would.
   void SetGradient(const std::vector<float>& values) {
     if (!decay_) return Fill(gradient_, values);
     std::vector<float> sums = ValuesOf(gradient_);

@@ -11,6 +11,7 @@
 #include "optim/rules/common.h"
 #include "optim/settings.h"
 
+// This file is read once for each instruction set, this part of it once.
 #ifndef TERRACE_OPTIM_RULES_SGD_STEP_
 #define TERRACE_OPTIM_RULES_SGD_STEP_
 namespace terrace {
