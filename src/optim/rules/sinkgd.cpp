@@ -6,9 +6,8 @@
 // X is never stored: Sinkhorn's alternation only ever scales rows and columns of x, so that a
 // factor a row and one a column say it all.
 //
-// momentum `hidden_f32` and `hidden_bf16`: a hidden buffer, the gradient buffer b itself, b <- beta
-// b
-// + g, is the momentum (x = (1 - beta) b); it costs no optimizer state.
+// momentum `hidden_f32` and `hidden_bf16`: a hidden buffer, the gradient buffer b itself,
+// b <- beta b + g, is the momentum (x = (1 - beta) b); it costs no optimizer state.
 // One of bfloat16 needs weights of bfloat16.
 // grouping `layer`: all experts' matrices of one kind in a layer are normalized as one, stacked by
 // rows. direction `sign`: sign(x) for X.
