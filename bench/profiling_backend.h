@@ -24,7 +24,7 @@ class ProfilingBackend final : public Backend {
   void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) override {
     Timed("linear backward input", [&] { inner_.LinearBackwardInput(dy, w, dx, add); });
   }
-  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) override {
+  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, Adding add) override {
     Timed("linear backward weight", [&] { inner_.LinearBackwardWeight(dy, x, dw, add); });
   }
   void GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w, TensorView y,
@@ -96,16 +96,16 @@ class ProfilingBackend final : public Backend {
       inner_.Embedding(ids, tokens_table, positions_table, sequence_length, first_position, y);
     });
   }
-  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) override {
+  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, Adding add) override {
     Timed("embedding backward", [&] { inner_.EmbeddingBackward(dy, ids, dtable, add); });
   }
   void PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
-                         bool add) override {
+                         Adding add) override {
     Timed("embedding backward",
           [&] { inner_.PositionsBackward(dy, sequence_length, dtable, add); });
   }
   double HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale, TensorView dx,
-                  TensorView dw, bool add_dw) override {
+                  TensorView dw, Adding add_dw) override {
     double loss = 0;
     Timed("head and loss",
           [&] { loss = inner_.HeadLoss(x, w, targets, loss_scale, dx, dw, add_dw); });

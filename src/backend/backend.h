@@ -23,6 +23,7 @@
 
 #include "core/arena.h"
 #include "core/ignored_target.h"
+#include "core/rng.h"
 #include "core/tensor.h"
 
 namespace terrace {
@@ -70,6 +71,22 @@ struct RouterStatistics {
   int64_t tokens = 0;   // counted tokens
 };
 
+// How a gradient is left where a sum of gradients stands. A long sum must not be rounded to nearest
+// at each addition: it would stand still once what is added is below half its last place. What goes
+// to bfloat16 is therefore computed in float32 and rounded stochastically
+// (core/stochastic_rounding.h) when it is added or stored, a row of the tensor at a time.
+struct Adding {
+  Adding(bool add_to_it, uint64_t key = 0)  // NOLINT: whether to add is all that float32 needs
+      : add(add_to_it), rounding_key(key) {}
+  operator bool() const { return add; }  // NOLINT
+
+  // What is added to the same sum after this.
+  Adding Next() const { return {true, MixKeys(rounding_key)}; }
+
+  bool add;               // add to what is there, rather than replace it
+  uint64_t rounding_key;  // of (seed, tensor, step, addition); of no effect on float32
+};
+
 class Backend {
  public:
   explicit Backend(Arena& arena) : arena_(arena) {}
@@ -91,7 +108,7 @@ class Backend {
   // dx[N, I] (+)= dy[N, O] * w[O, I]
   virtual void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) = 0;
   // dw[O, I] (+)= dy[N, O]^T * x[N, I]
-  virtual void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) = 0;
+  virtual void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, Adding add) = 0;
 
   // One product per expert on its rows; `w` has E weights [O, I] of one dtype, `offsets` is
   // i64 [E + 1]. Rows of experts without tokens are nobody's: nothing is written for them.
@@ -165,16 +182,16 @@ class Backend {
                          int64_t sequence_length, int64_t first_position, TensorView y) = 0;
   // dtable[V, D] (any), replaced or added to; rows of ids that do not occur are zeroed when
   // replacing. dy f32 [N, D].
-  virtual void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) = 0;
+  virtual void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, Adding add) = 0;
   // The same for learned positions: dtable[P, D].
   virtual void PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
-                                 bool add) = 0;
+                                 Adding add) = 0;
   // Sum over tokens of the cross-entropy of softmax(x[N, D] * w[V, D]^T) with targets i32 [N],
   // in nats; ignored targets count nothing. Chunked over tokens: logits [N, V] never exist.
   // With gradients: dx[N, D] (any; replaced) and dw[V, D] (replaced or added to), both of
   // loss_scale * sum. dx and dw empty: loss only. 0 in a dry run.
   virtual double HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale,
-                          TensorView dx, TensorView dw, bool add_dw) = 0;
+                          TensorView dx, TensorView dw, Adding add_dw) = 0;
 
   // --- Elementwise --------------------------------------------------------------------------
   virtual void Zero(TensorView x) = 0;

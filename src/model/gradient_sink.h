@@ -1,17 +1,19 @@
 // Where a layer's backward pass leaves the gradients of its parameters.
 #pragma once
 
+#include "backend/backend.h"
 #include "core/tensor.h"
 #include "model/parameter.h"
 
 namespace terrace {
 
 struct GradientSlot {
-  TensorView view;  // shape of the parameter; float32 or bfloat16 (norms: float32)
-  bool add;         // add to what is there, rather than replace it
+  TensorView view;     // shape of the parameter; float32 or bfloat16 (norms: float32)
+  Adding add = false;  // how it is left there; who has done so moves on to add.Next()
 };
 
-// A layer says Begin(p), writes or adds dL/dp into the slot, says End(p); it does not care what
+// A layer says Begin(p), leaves dL/dp in the slot, in one addition or several, says End(p) with the
+// slot as the last of them left it; it does not care what
 // happens then. Begin/End pairs of different parameters may nest, but not interleave, and what a
 // layer allocates between Begin and End it gives back before End: a sink may put its slots on the
 // arena's stacks. For a parameter with `contributions` c, a backward pass makes c pairs.

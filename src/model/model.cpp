@@ -98,7 +98,7 @@ double Model::HeadAndLoss(std::span<const EndWork> work, GradientSink* sink) {
     const TensorView dy = Activation(backend_, compute_dtype(), y.shape, "head.dy");
     loss += backend_.HeadLoss(y, ends.head->value, item.pass->batch.targets, item.pass->loss_scale,
                               dy, head_slot.view, head_slot.add);
-    head_slot.add = true;
+    head_slot.add = head_slot.add.Next();
     backend_.Zero(item.dx);
     ends.norm.Backward(backend_, dy, item.x, statistics, item.dx, norm_slots);
   });
@@ -109,21 +109,20 @@ double Model::HeadAndLoss(std::span<const EndWork> work, GradientSink* sink) {
 
 void Model::EmbedBackward(std::span<const EndWork> work, GradientSink& sink) {
   const auto leave = [&](const Parameter& parameter, const auto& backward) {
-    const GradientSlot slot = sink.Begin(parameter);
-    bool add = slot.add;
+    GradientSlot slot = sink.Begin(parameter);
     for (const EndWork& item : work) {
-      backward(item, slot.view, add);
-      add = true;
+      backward(item, slot);
+      slot.add = slot.add.Next();
     }
     sink.End(parameter, slot);
   };
   if (ends_->positions) {
-    leave(*ends_->positions, [&](const EndWork& item, TensorView view, bool add) {
-      backend_.PositionsBackward(item.dx, item.pass->batch.length, view, add);
+    leave(*ends_->positions, [&](const EndWork& item, const GradientSlot& slot) {
+      backend_.PositionsBackward(item.dx, item.pass->batch.length, slot.view, slot.add);
     });
   }
-  leave(*ends_->tokens, [&](const EndWork& item, TensorView view, bool add) {
-    backend_.EmbeddingBackward(item.dx, item.pass->batch.inputs, view, add);
+  leave(*ends_->tokens, [&](const EndWork& item, const GradientSlot& slot) {
+    backend_.EmbeddingBackward(item.dx, item.pass->batch.inputs, slot.view, slot.add);
   });
 }
 

@@ -17,7 +17,8 @@ void NormLayer::Backward(Backend& backend, TensorView dy, TensorView x, TensorVi
                          TensorView dx, Slots& slots) const {
   backend.NormBackward(kind_, dy, x, weight_->value, statistics, dx, slots.weight.view,
                        slots.weight.add, slots.bias.view, slots.bias.add);
-  slots.weight.add = slots.bias.add = true;
+  slots.weight.add = slots.weight.add.Next();
+  slots.bias.add = slots.bias.add.Next();
 }
 
 void NormLayer::End(GradientSink& sink, const Slots& slots) const {

@@ -49,11 +49,10 @@ void NormBackward(Backend& backend, const NormLayer& norm, std::span<const SubLa
 
 void LeaveWeightGradient(Backend& backend, const Parameter& parameter,
                          std::span<const WeightProduct> products, GradientSink& sink) {
-  const GradientSlot slot = sink.Begin(parameter);
-  bool add = slot.add;
+  GradientSlot slot = sink.Begin(parameter);
   for (const WeightProduct& product : products) {
-    backend.LinearBackwardWeight(product.dy, product.x, slot.view, add);
-    add = true;
+    backend.LinearBackwardWeight(product.dy, product.x, slot.view, slot.add);
+    slot.add = slot.add.Next();
   }
   sink.End(parameter, slot);
 }

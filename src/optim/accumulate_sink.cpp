@@ -11,8 +11,8 @@ AccumulateSink::AccumulateSink(const Parameters& parameters, Optimizer& optimize
   TERRACE_CHECK(gradient_dtype == DType::kF32 || gradient_dtype == DType::kBF16, "gradients of {}",
                 NameOf(gradient_dtype));
   for (const Parameter& parameter : parameters) {
-    if (const TensorView kept = optimizer.KeptGradient(parameter); !kept.empty()) {
-      gradients_.push_back({.view = kept, .outlives_step = true});
+    if (const TensorView hidden = optimizer.HiddenBuffer(parameter); !hidden.empty()) {
+      gradients_.push_back({.view = hidden, .hidden = true});
       continue;
     }
     const DType dtype = GradientTypeOf(parameter, gradient_dtype);
@@ -26,7 +26,7 @@ void AccumulateSink::BeginStep(int64_t micro_batches, float learning_rate) {
   micro_batches_ = micro_batches;
   learning_rate_ = learning_rate;
   open_.clear();
-  for (Kept& kept : gradients_) kept = {.view = kept.view, .outlives_step = kept.outlives_step};
+  for (Buffer& buffer : gradients_) buffer = {.view = buffer.view, .hidden = buffer.hidden};
 }
 
 GradientSlot AccumulateSink::Begin(const Parameter& parameter) {
@@ -35,35 +35,41 @@ GradientSlot AccumulateSink::Begin(const Parameter& parameter) {
     TERRACE_CHECK(id != parameter.id, "{}: Begin twice without End", parameter.name);
   }
   open_.push_back(parameter.id);
-  const Kept& kept = gradients_[parameter.id];
-  if (kept.received == 0 && kept.outlives_step) optimizer_.DecayKeptGradient(parameter);
-  // The first contribution replaces what an earlier step left: no pass to zero it is needed.
-  return {kept.view, kept.received > 0 || kept.outlives_step};
+  Buffer& buffer = gradients_[parameter.id];
+  if (buffer.received == 0) {
+    if (buffer.hidden) optimizer_.DecayHiddenBuffer(parameter);
+    // The first contribution replaces what an earlier step left: no pass to zero it is needed.
+    buffer.add = {buffer.hidden, optimizer_.GradientKey(parameter)};
+  }
+  return {buffer.view, buffer.add};
 }
 
-void AccumulateSink::End(const Parameter& parameter, const GradientSlot&) {
+void AccumulateSink::End(const Parameter& parameter, const GradientSlot& slot) {
   TERRACE_CHECK(!open_.empty() && open_.back() == parameter.id, "{}: End without its Begin",
                 parameter.name);
   open_.pop_back();
-  Count(parameter, &Kept::received);
+  Buffer& buffer = gradients_[parameter.id];
+  buffer.add = {true, slot.add.rounding_key};
+  ++buffer.received;
+  CompleteWithLast(parameter);
 }
 
 void AccumulateSink::Skip(const Parameter& parameter) {
   TERRACE_CHECK(micro_batches_ > 0, "{}: skipped outside a step", parameter.name);
-  Count(parameter, &Kept::skipped);
+  ++gradients_[parameter.id].skipped;
+  CompleteWithLast(parameter);
 }
 
-void AccumulateSink::Count(const Parameter& parameter, int64_t Kept::*counter) {
-  Kept& kept = gradients_[parameter.id];
-  ++(kept.*counter);
-  const int64_t contributions = kept.received + kept.skipped;
+void AccumulateSink::CompleteWithLast(const Parameter& parameter) {
+  Buffer& buffer = gradients_[parameter.id];
+  const int64_t contributions = buffer.received + buffer.skipped;
   const int64_t expected = micro_batches_ * parameter.contributions;
   TERRACE_CHECK(contributions <= expected, "{}: {} gradient contributions, {} were announced",
                 parameter.name, contributions, expected);
   // Now the gradient is likely to be in the caches still.
-  if (contributions == expected && kept.received > 0 && !dry_) {
-    const double scale = kept.outlives_step ? optimizer_.KeptGradientScale(parameter) : 1;
-    kept.squared_norm = scale * scale * SquaredNorm(kept.view);
+  if (contributions == expected && buffer.received > 0 && !dry_) {
+    const double scale = optimizer_.HiddenBufferScale(parameter);
+    buffer.squared_norm = scale * scale * optimizer_.Measure(parameter, buffer.view);
   }
 }
 
@@ -75,16 +81,16 @@ StepResult AccumulateSink::Finish() {
   double squared_norm = 0;
   std::vector<Update> updates;
   for (const Parameter& parameter : parameters_) {
-    const Kept& kept = gradients_[parameter.id];
-    TERRACE_CHECK(kept.received + kept.skipped == micro_batches_ * parameter.contributions,
+    const Buffer& buffer = gradients_[parameter.id];
+    TERRACE_CHECK(buffer.received + buffer.skipped == micro_batches_ * parameter.contributions,
                   "{}: {} gradient contributions in {} micro-batches, not {}", parameter.name,
-                  kept.received + kept.skipped, micro_batches_,
+                  buffer.received + buffer.skipped, micro_batches_,
                   micro_batches_ * parameter.contributions);
-    if (kept.received == 0) continue;
-    if (!std::isfinite(kept.squared_norm) && result.not_finite == nullptr)
+    if (buffer.received == 0) continue;
+    if (!std::isfinite(buffer.squared_norm) && result.not_finite == nullptr)
       result.not_finite = &parameter;
-    squared_norm += kept.squared_norm;
-    updates.push_back({&parameter, kept.view, 1});
+    squared_norm += buffer.squared_norm;
+    updates.push_back({&parameter, buffer.view, 1});
   }
   micro_batches_ = 0;
   result.gradient_norm = std::sqrt(squared_norm);

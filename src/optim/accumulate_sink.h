@@ -1,8 +1,8 @@
 // The sink that keeps the gradients of the whole model until the end of a step: exact clipping by
 // the global norm, any rule, at the price of a gradient buffer of the model's size.
 //
-// Where a rule keeps the gradient buffer from step to step, gradients are added to what is left of
-// it. Such a tensor counts in norms with the decayed mean, and clipping multiplies that.
+// Where a rule has a hidden buffer, gradients are added to what is left of it. Such a tensor counts
+// in norms with the decayed mean, and clipping multiplies that.
 #pragma once
 
 #include <cstdint>
@@ -28,30 +28,32 @@ class AccumulateSink final : public StepSink {
   void Skip(const Parameter& parameter) override;
   StepResult Finish() override;
 
-  // The sum of this step's contributions so far, and for a kept buffer of what it held before;
+  // The sum of this step's contributions so far, and in a hidden buffer of what it held before;
   // undefined where there was none.
   TensorView Gradient(const Parameter& parameter) const { return gradients_[parameter.id].view; }
   // Whether any token reached the parameter in this step.
   bool Touched(const Parameter& parameter) const { return gradients_[parameter.id].received > 0; }
 
  private:
-  struct Kept {
+  struct Buffer {
     TensorView view;
-    bool outlives_step = false;  // the optimizer's: decayed, not replaced
+    bool hidden = false;  // the optimizer's: decayed, not replaced
+    Adding add = false;   // how the next contribution is left there
     int64_t received = 0;
     int64_t skipped = 0;
     double squared_norm = 0;  // known once the last contribution is in
   };
 
-  void Count(const Parameter& parameter, int64_t Kept::*counter);
+  // After a contribution was received or skipped.
+  void CompleteWithLast(const Parameter& parameter);
 
   const Parameters& parameters_;
   Optimizer& optimizer_;
   bool dry_;
   Clipping clipping_;
-  std::vector<Kept> gradients_;  // by parameter id
-  std::vector<int64_t> open_;    // ids between Begin and End, innermost last
-  int64_t micro_batches_ = 0;    // 0: no step is under way
+  std::vector<Buffer> gradients_;  // by parameter id
+  std::vector<int64_t> open_;      // ids between Begin and End, innermost last
+  int64_t micro_batches_ = 0;      // 0: no step is under way
   float learning_rate_ = 0;
 };
 

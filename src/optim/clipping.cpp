@@ -4,11 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <vector>
-
-#include "core/parallel.h"
-#include "optim/kernels/elementwise.h"
 
 namespace terrace {
 namespace {
@@ -34,15 +29,6 @@ void Clipping::Check() const {
 
 float ClippingScale(double norm, float max_norm) {
   return static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6)));
-}
-
-double SquaredNorm(TensorView x) {
-  constexpr int64_t kGrain = 4 * kernels::kStripe;
-  std::vector<double> partial((x.size() + kGrain - 1) / kGrain);
-  ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
-    partial[begin / kGrain] = kernels::SumOfSquares(x, begin, end);
-  });
-  return std::accumulate(partial.begin(), partial.end(), 0.0);
 }
 
 }  // namespace terrace

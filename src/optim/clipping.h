@@ -1,10 +1,10 @@
-// Gradient norms and clipping.
+// Clipping of gradients by their norm.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
-#include "core/tensor.h"
+#include "core/error.h"
 
 namespace terrace {
 
@@ -24,9 +24,5 @@ struct Clipping {
 
 // min(1, max_norm / (norm + 1e-6))
 float ClippingScale(double norm, float max_norm);
-
-// Sum of squares of x (float32 or bfloat16), on all threads; the order of summation depends on
-// the size only. Squares are float32: beyond 1.8e19 an element counts as infinite.
-double SquaredNorm(TensorView x);
 
 }  // namespace terrace

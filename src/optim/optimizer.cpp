@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "core/error.h"
 #include "core/parallel.h"
@@ -15,6 +16,8 @@ namespace {
 
 // Sets this use of the seed apart from others.
 constexpr uint64_t kRoundingPurpose = 0x726f756e64;
+// And the rounding of gradients from that of what they update.
+constexpr uint64_t kGradientPurpose = 0x6772616469656e74;
 
 // Tensors up to this size are updated one a thread: several tensors at a time need no barrier
 // between the passes of a rule. Larger ones occupy all threads by themselves.
@@ -67,7 +70,7 @@ StateBytes StateBytesOf(const Policy& policy, const Parameters& parameters) {
   for (const Parameter& parameter : parameters) {
     const size_t entry = EntryOf(policy, parameter);
     for (const StateSpec& spec : SpecsOf(policy, *rules[entry], parameter)) {
-      if (spec.gradient_decay) continue;
+      if (spec.hidden_decay) continue;
       const int64_t size = spec.shape.size() * BytesOf(spec.dtype);
       bytes.total += size;
       bytes.by_population[static_cast<int>(parameter.population)] += size;
@@ -101,14 +104,20 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
          .weight_decay = of_policy.weight_decay,
          .first_view = static_cast<int64_t>(views_.size()),
          .views = static_cast<int64_t>(specs.size()),
-         .gradient_decay = specs.empty() ? std::nullopt : specs.back().gradient_decay,
-         .group = group.empty() ? -1 : groups.try_emplace(group, next_group).first->second});
+         .hidden_decay = specs.empty() ? std::nullopt : specs.back().hidden_decay,
+         .group = group.empty() ? -1 : groups.try_emplace(group, next_group).first->second,
+         .measured = {}});
     for (const StateSpec& spec : specs) {
       const std::string& name = names_.emplace_back(parameter.name + "." + spec.name);
-      const Memory category = spec.gradient_decay ? Memory::kGradients : Memory::kOptimizer;
+      const Memory category = spec.hidden_decay ? Memory::kGradients : Memory::kOptimizer;
       const TensorView view = arena.Allocate(category, spec.dtype, spec.shape, name.c_str());
       if (!dry_) std::memset(view.data, 0, view.bytes());
       views_.push_back(view);
+    }
+    if (const int64_t floats = rules_[entry]->MeasuredFloats(parameter); floats > 0) {
+      const std::string& name = names_.emplace_back(parameter.name + ".sums");
+      served_.back().measured =
+          arena.Allocate(Memory::kGradients, DType::kF32, {floats}, name.c_str());
     }
   }
 }
@@ -122,9 +131,10 @@ std::span<const TensorView> Optimizer::StateOf(const Served& served) const {
   return std::span(views_).subspan(served.first_view, served.views);
 }
 
-TensorUpdate Optimizer::Begin(const Update& update, float learning_rate) {
+TensorUpdate Optimizer::Prepare(const Update& update, float learning_rate) {
   const Parameter& parameter = *update.parameter;
-  const Served& served = served_[parameter.id];
+  Served& served = served_[parameter.id];
+  const bool measured = std::exchange(served.is_measured, false);
   const int64_t step = ++steps_[parameter.id];
   TERRACE_CHECK(update.gradient.shape == parameter.value.shape, "{}: gradient {} for weight {}",
                 parameter.name, update.gradient.shape.ToString(), parameter.value.shape.ToString());
@@ -135,13 +145,21 @@ TensorUpdate Optimizer::Begin(const Update& update, float learning_rate) {
                       .weight_decay = served.weight_decay,
                       .gradient_scale = update.gradient_scale,
                       .tensor_step = step,
-                      .rounding_key = MixKeys(seed_, parameter.id, step)}};
+                      .rounding_key = MixKeys(seed_, parameter.id, step),
+                      .measured = measured ? served.measured.as<float>() : nullptr}};
 }
 
-UpdateReport Optimizer::End(const TensorUpdate& update) const {
+UpdateReport Optimizer::Run(const TensorUpdate& update) const {
   if (dry_) return {};
   return served_[update.parameter->id].rule->Apply(*update.parameter, update.gradient, update.state,
                                                    update.context);
+}
+
+double Optimizer::Measure(const Parameter& parameter, TensorView gradient) {
+  Served& served = served_[parameter.id];
+  served.is_measured = !served.measured.empty();
+  return served.rule->Measure(parameter, gradient, StateOf(served), steps_[parameter.id] + 1,
+                              served.is_measured ? served.measured.as<float>() : nullptr);
 }
 
 UpdateReport Optimizer::Apply(const Update& update, float learning_rate) {
@@ -149,10 +167,10 @@ UpdateReport Optimizer::Apply(const Update& update, float learning_rate) {
                 update.parameter->name);
   const Arena::Frame frame(arena_);
   const bool large = IsLarge(*update.parameter);
-  TensorUpdate begun = Begin(update, learning_rate);
-  begun.context.scratch = Scratch(large ? large_scratch_bytes_ : small_scratch_bytes_);
-  begun.context.all_threads = large;
-  return End(begun);
+  TensorUpdate prepared = Prepare(update, learning_rate);
+  prepared.context.scratch = Scratch(large ? large_scratch_bytes_ : small_scratch_bytes_);
+  prepared.context.all_threads = large;
+  return Run(prepared);
 }
 
 PopulationReports Optimizer::Apply(std::span<const Update> updates, float learning_rate) {
@@ -166,13 +184,13 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
   std::vector<size_t> positions;  // of small ones in `updates`
   std::map<int64_t, std::vector<TensorUpdate>> groups;
   for (size_t i = 0; i < updates.size(); ++i) {
-    TensorUpdate update = Begin(updates[i], learning_rate);
+    TensorUpdate update = Prepare(updates[i], learning_rate);
     const int64_t group = served_[update.parameter->id].group;
     if (group >= 0) {
       groups[group].push_back(update);
     } else if (IsLarge(*update.parameter)) {
       update.context.scratch = scratch;
-      reports[i] = End(update);
+      reports[i] = Run(update);
     } else {
       small.push_back(update);
       positions.push_back(i);
@@ -188,7 +206,7 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
     if (!dry_) context.scratch = scratch + omp_get_thread_num() * small_scratch_bytes_;
     // Where threads keep pace, the one after next for this thread.
     if (i + threads < count) context.next_gradient = small[i + threads].gradient;
-    reports[positions[i]] = End(small[i]);
+    reports[positions[i]] = Run(small[i]);
   });
 
   PopulationReports sums{};
@@ -198,23 +216,27 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
   return sums;
 }
 
-TensorView Optimizer::KeptGradient(const Parameter& parameter) const {
-  const Served& served = served_[parameter.id];
-  return served.gradient_decay ? StateOf(served).back() : TensorView{};
+uint64_t Optimizer::GradientKey(const Parameter& parameter) const {
+  return MixKeys(seed_, parameter.id, steps_[parameter.id], kGradientPurpose);
 }
 
-void Optimizer::DecayKeptGradient(const Parameter& parameter) {
+TensorView Optimizer::HiddenBuffer(const Parameter& parameter) const {
+  const Served& served = served_[parameter.id];
+  return served.hidden_decay ? StateOf(served).back() : TensorView{};
+}
+
+void Optimizer::DecayHiddenBuffer(const Parameter& parameter) {
   if (dry_) return;
-  const TensorView buffer = KeptGradient(parameter);
+  const TensorView buffer = HiddenBuffer(parameter);
   const uint64_t key = MixKeys(seed_, parameter.id, steps_[parameter.id]);
   ParallelFor(buffer.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
-    kernels::Scale(buffer, *served_[parameter.id].gradient_decay, begin, end,
+    kernels::Scale(buffer, *served_[parameter.id].hidden_decay, begin, end,
                    kernels::MomentumKey(key));
   });
 }
 
-float Optimizer::KeptGradientScale(const Parameter& parameter) const {
-  return 1 - served_[parameter.id].gradient_decay.value_or(0);
+float Optimizer::HiddenBufferScale(const Parameter& parameter) const {
+  return 1 - served_[parameter.id].hidden_decay.value_or(0);
 }
 
 }  // namespace terrace

@@ -43,6 +43,9 @@ class Optimizer {
 
   // Whether the parameter's rule updates it without others.
   bool UpdatesAlone(const Parameter& parameter) const { return served_[parameter.id].group < 0; }
+  // The sum of squares of a complete gradient. Leaves what the parameter's rule wants to know of it
+  // (Rule::Measure) for the update by the same gradient, if that comes next.
+  double Measure(const Parameter& parameter, TensorView gradient);
   // Updates one parameter that its rule does not group with others; `learning_rate` is the
   // schedule's, before the rule's multiplier. In a dry arena only the step is counted and scratch
   // taken.
@@ -50,14 +53,16 @@ class Optimizer {
   // Updates distinct parameters, small ones side by side. The result is that of one after another.
   PopulationReports Apply(std::span<const Update> updates, float learning_rate);
 
-  // --- Gradient buffers that rules keep from step to step (StateSpec::gradient_decay)
-  // ------------- Empty for a parameter whose rule keeps none.
-  TensorView KeptGradient(const Parameter& parameter) const;
-  // What a step begins with, in place of zeroing: multiplies the buffer by its decay, bfloat16 by
-  // stochastic rounding. Once a step, before the first contribution is added.
-  void DecayKeptGradient(const Parameter& parameter);
-  // What a buffer counts in a norm: its decay sums up 1 / (1 - decay) gradients.
-  float KeptGradientScale(const Parameter& parameter) const;
+  // --- Gradients -------------------------------------------------------------------------------
+  // Keys the stochastic rounding of the parameter's gradient in the step under way.
+  uint64_t GradientKey(const Parameter& parameter) const;
+  // The hidden buffer (StateSpec::hidden_decay); empty for a parameter whose rule has none.
+  TensorView HiddenBuffer(const Parameter& parameter) const;
+  // What a step begins with, in place of zeroing: multiplies the hidden buffer by its decay,
+  // bfloat16 by stochastic rounding. Once a step, before the first contribution is added.
+  void DecayHiddenBuffer(const Parameter& parameter);
+  // What a hidden buffer counts in a norm: its decay sums up 1 / (1 - decay) gradients. 1 without.
+  float HiddenBufferScale(const Parameter& parameter) const;
 
   // --- Checkpoints -----------------------------------------------------------------------------
   // All state, named "PARAMETER.STATE" ("layers.1.ff.experts.0.gate_proj.weight.momentum");
@@ -74,16 +79,18 @@ class Optimizer {
     float weight_decay;
     int64_t first_view;
     int64_t views;
-    std::optional<float> gradient_decay;
-    int64_t group;  // -1: updated by itself
+    std::optional<float> hidden_decay;
+    int64_t group;        // -1: updated by itself
+    TensorView measured;  // what the rule keeps from Measure to Apply; empty: nothing
+    bool is_measured = false;
   };
 
   std::span<const TensorView> StateOf(const Served& served) const;
   // From the arena.
   std::byte* Scratch(int64_t bytes);
   // Counts the step; the context still lacks memory and threads.
-  TensorUpdate Begin(const Update& update, float learning_rate);
-  UpdateReport End(const TensorUpdate& update) const;
+  TensorUpdate Prepare(const Update& update, float learning_rate);
+  UpdateReport Run(const TensorUpdate& update) const;
 
   Arena& arena_;
   bool dry_;

@@ -23,11 +23,11 @@ ReleaseSink::ReleaseSink(const Parameters& parameters, Optimizer& optimizer, Are
   for (const Parameter& parameter : parameters) {
     if (!optimizer.UpdatesAlone(parameter)) RefuseRelease(parameter.name);
     Unit& unit = units_[parameter.id];
-    unit.kept = optimizer.KeptGradient(parameter);
-    unit.outlives_step = !unit.kept.empty();
-    if (parameter.contributions > 1 && !unit.outlives_step) {
-      unit.kept = arena.Allocate(Memory::kGradients, GradientTypeOf(parameter, gradient_dtype_),
-                                 parameter.value.shape, parameter.name.c_str());
+    unit.buffer = optimizer.HiddenBuffer(parameter);
+    unit.hidden = !unit.buffer.empty();
+    if (parameter.contributions > 1 && !unit.hidden) {
+      unit.buffer = arena.Allocate(Memory::kGradients, GradientTypeOf(parameter, gradient_dtype_),
+                                   parameter.value.shape, parameter.name.c_str());
     }
   }
 }
@@ -39,49 +39,55 @@ void ReleaseSink::BeginStep(int64_t, float learning_rate) {
   result_ = {};
   open_.clear();
   for (Unit& unit : units_) {
-    unit = {.kept = unit.kept, .outlives_step = unit.outlives_step};
+    unit = {.buffer = unit.buffer, .hidden = unit.hidden};
   }
 }
 
 GradientSlot ReleaseSink::Begin(const Parameter& parameter) {
   TERRACE_CHECK(in_step_, "{}: gradient outside a step", parameter.name);
-  const Unit& unit = units_[parameter.id];
+  Unit& unit = units_[parameter.id];
   Open& open = open_.emplace_back(Open{&parameter, std::nullopt});
-  if (unit.kept.empty() || HasBuffer(unit)) {
+  const Adding first{unit.hidden, optimizer_.GradientKey(parameter)};
+  if (unit.buffer.empty() || HasGradient(unit)) {
     open.frame.emplace(arena_);
     return {arena_.Allocate(Memory::kGradients, GradientTypeOf(parameter, gradient_dtype_),
                             parameter.value.shape, parameter.name.c_str()),
-            false};
+            {false, first.rounding_key}};
   }
-  if (unit.outlives_step && unit.received == 0) optimizer_.DecayKeptGradient(parameter);
-  return {unit.kept, unit.received > 0 || unit.outlives_step};
+  if (unit.received == 0) {
+    if (unit.hidden) optimizer_.DecayHiddenBuffer(parameter);
+    unit.add = first;
+  }
+  return {unit.buffer, unit.add};
 }
 
 void ReleaseSink::End(const Parameter& parameter, const GradientSlot& slot) {
   TERRACE_CHECK(!open_.empty() && open_.back().parameter == &parameter, "{}: End without its Begin",
                 parameter.name);
-  ++units_[parameter.id].received;
-  Count(parameter, slot.view);
+  Unit& unit = units_[parameter.id];
+  unit.add = {true, slot.add.rounding_key};
+  ++unit.received;
+  CompleteWithLast(parameter, slot.view);
   open_.pop_back();
 }
 
 void ReleaseSink::Skip(const Parameter& parameter) {
   TERRACE_CHECK(in_step_, "{}: skipped outside a step", parameter.name);
-  Count(parameter, units_[parameter.id].kept);
+  CompleteWithLast(parameter, units_[parameter.id].buffer);
 }
 
-bool ReleaseSink::HasBuffer(const Unit& unit) const {
-  return unit.outlives_step && clipping_.kind == ClippingKind::kGlobalNorm && !measuring_;
+bool ReleaseSink::HasGradient(const Unit& unit) const {
+  return unit.hidden && clipping_.kind == ClippingKind::kGlobalNorm && !measuring_;
 }
 
-void ReleaseSink::Count(const Parameter& parameter, TensorView gradient) {
+void ReleaseSink::CompleteWithLast(const Parameter& parameter, TensorView gradient) {
   Unit& unit = units_[parameter.id];
   ++unit.contributions;
   TERRACE_CHECK(unit.contributions <= parameter.contributions,
                 "{}: {} gradient contributions, {} were announced", parameter.name,
                 unit.contributions, parameter.contributions);
   if (unit.contributions == parameter.contributions && unit.received > 0) {
-    Complete(parameter, unit.outlives_step ? unit.kept : gradient);
+    Complete(parameter, unit.hidden ? unit.buffer : gradient);
   }
 }
 
@@ -89,8 +95,8 @@ void ReleaseSink::Complete(const Parameter& parameter, TensorView gradient) {
   Unit& unit = units_[parameter.id];
   const bool second_pass = clipping_.kind == ClippingKind::kGlobalNorm && !measuring_;
   if (!second_pass && !arena_.dry()) {
-    const double scale = unit.outlives_step ? optimizer_.KeptGradientScale(parameter) : 1;
-    unit.squared_norm = scale * scale * SquaredNorm(gradient);
+    const double scale = optimizer_.HiddenBufferScale(parameter);
+    unit.squared_norm = scale * scale * optimizer_.Measure(parameter, gradient);
     if (!std::isfinite(unit.squared_norm) && result_.not_finite == nullptr)
       result_.not_finite = &parameter;
   }

@@ -37,9 +37,10 @@ class ReleaseSink final : public StepSink {
 
  private:
   struct Unit {
-    TensorView kept = {};        // a buffer for the whole run; empty: one on the arena's stack
-    bool outlives_step = false;  // `kept` is the optimizer's: decayed, not replaced
-    int64_t contributions = 0;   // in this pass, received or skipped
+    TensorView buffer = {};     // for the whole run; empty: one on the arena's stack
+    bool hidden = false;        // `buffer` is the optimizer's: decayed, not replaced
+    Adding add = false;         // how the next contribution is left in `buffer`
+    int64_t contributions = 0;  // in this pass, received or skipped
     int64_t received = 0;
     double squared_norm = 0;
   };
@@ -48,9 +49,11 @@ class ReleaseSink final : public StepSink {
     std::optional<Arena::Frame> frame;
   };
 
-  // The optimizer's buffer got this step's gradient in the pass before: what comes now is no news.
-  bool HasBuffer(const Unit& unit) const;
-  void Count(const Parameter& parameter, TensorView gradient);
+  // A hidden buffer got this step's gradient in the pass before: what comes now is no news.
+  bool HasGradient(const Unit& unit) const;
+  // After a contribution was received or skipped.
+  void CompleteWithLast(const Parameter& parameter, TensorView gradient);
+  // Counts the gradient in the norm, or updates the parameter, or both.
   void Complete(const Parameter& parameter, TensorView gradient);
   void CheckPass() const;
   double Norm() const;

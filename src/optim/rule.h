@@ -17,11 +17,11 @@ struct StateSpec {
   std::string name;  // as in checkpoints: "momentum"
   DType dtype;
   Shape shape;
-  // Set for what is not optimizer state but the tensor's gradient buffer, kept from one step to the
-  // next (Memory::kGradients): a sink multiplies it by this in place of zeroing it, adds the step's
-  // gradient, and hands it to Apply as the gradient. Of the parameter's shape, float32 or bfloat16;
-  // at most one a parameter, and the last of its states.
-  std::optional<float> gradient_decay = {};
+  // Set for a hidden buffer: what is not optimizer state but the tensor's gradient buffer, which
+  // outlives the step (Memory::kGradients). A sink multiplies it by this in place of zeroing it,
+  // adds the step's gradient, and hands it to Apply as the gradient. Of the parameter's shape,
+  // float32 or bfloat16; at most one a parameter, and the last of its states.
+  std::optional<float> hidden_decay = {};
 };
 
 // Everything that changes from step to step, for one tensor.
@@ -38,6 +38,8 @@ struct StepContext {
   std::byte* scratch = nullptr;
   // Whether the whole machine works on this tensor; else other threads update other tensors.
   bool all_threads = true;
+  // What Measure left of this gradient, or null where it was not called.
+  const float* measured = nullptr;
 };
 
 // What an update reports beside its effect.
@@ -70,6 +72,14 @@ class Rule {
   virtual std::vector<StateSpec> State(const Parameter& parameter) const = 0;
   // Bytes that Apply needs beyond O(rows + columns), for rules that cannot do without.
   virtual int64_t ScratchBytes(const Parameter&, bool /*all_threads*/) const { return 0; }
+  // How many floats Measure leaves, O(rows + columns); 0: nothing but the sum.
+  virtual int64_t MeasuredFloats(const Parameter&) const { return 0; }
+  // The sum of squares of a complete gradient, which whoever clips has to read it for. A rule that
+  // needs other sums of it leaves them in `measured`, where Apply will find them: the pass that
+  // Apply is spared. `tensor_step` is that of Apply; the gradient's scale is not known yet.
+  virtual double Measure(const Parameter& parameter, TensorView gradient,
+                         std::span<const TensorView> state, int64_t tensor_step,
+                         float* measured) const;
   // Updates parameter.value (float32, or bfloat16 by stochastic rounding) and `state` (views in
   // the order of State()) from `gradient` (any dtype, read only). Needs no more than
   // O(rows + columns) of memory beside them and its scratch. The result does not depend on the

@@ -25,7 +25,7 @@ struct StepResult {
   PopulationReports reports{};  // by population: entries of the second moment on the eps floor
   // A tensor whose gradient is not finite, the first in the model's order or, of those that are
   // updated one after the other, in time. From then on no weight and no state was changed, but for
-  // gradient buffers that outlive the step. Null when all is well.
+  // hidden buffers. Null when all is well.
   const Parameter* not_finite = nullptr;
 };
 

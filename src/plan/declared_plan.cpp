@@ -14,20 +14,20 @@ int64_t GradientBytes(const Parameter& parameter, const RunConfig& config) {
          BytesOf(GradientTypeOf(parameter, config.training.gradient_dtype));
 }
 
-int64_t KeptBytes(const Optimizer& optimizer, const Parameter& parameter) {
-  const TensorView kept = optimizer.KeptGradient(parameter);
-  return kept.empty() ? 0 : kept.bytes();
+int64_t HiddenBytes(const Optimizer& optimizer, const Parameter& parameter) {
+  const TensorView buffer = optimizer.HiddenBuffer(parameter);
+  return buffer.empty() ? 0 : buffer.bytes();
 }
 
 struct TensorMemory {
   int64_t weight_bytes = 0;
   int64_t gradient_bytes = 0;  // of one that a step makes and forgets
-  int64_t kept_bytes = 0;      // of a gradient buffer that the rule keeps from step to step
+  int64_t hidden_bytes = 0;    // of a hidden buffer
   int64_t state_bytes = 0;
   bool updated_alone = true;
 
   // Of either.
-  int64_t buffer_bytes() const { return kept_bytes > 0 ? kept_bytes : gradient_bytes; }
+  int64_t buffer_bytes() const { return hidden_bytes > 0 ? hidden_bytes : gradient_bytes; }
 };
 
 // One of `tensor.count`.
@@ -46,7 +46,7 @@ TensorMemory MemoryOf(const DeclaredTensor& tensor, const Policy& policy, const 
   memory.state_bytes = StateBytesOf(policy, one).total;
   Arena arena = Arena::Dry();
   const Optimizer optimizer(policy, one, arena, 0);
-  memory.kept_bytes = KeptBytes(optimizer, parameter);
+  memory.hidden_bytes = HiddenBytes(optimizer, parameter);
   memory.updated_alone = optimizer.UpdatesAlone(parameter);
   return memory;
 }
@@ -69,12 +69,12 @@ MemoryPlan PlanDeclared(const HuggingFaceModel& model, const ResolvedRun& run) {
     if (release && !memory.updated_alone) RefuseRelease(tensor.name);
     // Tied: complete only at the end of a step.
     const bool tied = tensor.population == Population::kEmbedding && tensor.in_product;
-    const bool stays = memory.kept_bytes > 0;
-    if (stays || !release || tied) {
+    const bool hidden = memory.hidden_bytes > 0;
+    if (hidden || !release || tied) {
       bytes[static_cast<size_t>(Memory::kGradients)] += tensor.count * memory.buffer_bytes();
     }
-    // What a buffer holds cannot be taken back: a second pass computes beside it.
-    const bool passing = release && (stays ? second_pass : !tied);
+    // What a hidden buffer holds cannot be taken back: a second pass computes beside it.
+    const bool passing = release && (hidden ? second_pass : !tied);
     if (passing && memory.gradient_bytes > largest_bytes) {
       largest_bytes = memory.gradient_bytes;
       largest_row = row;
@@ -98,7 +98,7 @@ TensorBytes BytesOfTensors(const HuggingFaceModel& model, const ResolvedRun& run
   for (const DeclaredTensor& tensor : model.tensors) {
     const TensorMemory memory = MemoryOf(tensor, run.policy, run.config);
     bytes.weights += tensor.count * memory.weight_bytes;
-    bytes.kept_gradients += tensor.count * memory.kept_bytes;
+    bytes.hidden_buffers += tensor.count * memory.hidden_bytes;
     bytes.gradients += tensor.count * memory.buffer_bytes();
     bytes.state += tensor.count * memory.state_bytes;
   }
@@ -112,10 +112,10 @@ TensorBytes BytesOfTensors(const ResolvedRun& run) {
   const Optimizer optimizer(run.policy, parameters, arena, 0);
   TensorBytes bytes;
   for (const Parameter& parameter : parameters) {
-    const int64_t kept = KeptBytes(optimizer, parameter);
+    const int64_t hidden = HiddenBytes(optimizer, parameter);
     bytes.weights += parameter.value.bytes();
-    bytes.kept_gradients += kept;
-    bytes.gradients += kept > 0 ? kept : GradientBytes(parameter, run.config);
+    bytes.hidden_buffers += hidden;
+    bytes.gradients += hidden > 0 ? hidden : GradientBytes(parameter, run.config);
   }
   bytes.state = StateBytesOf(run.policy, parameters).total;
   return bytes;

@@ -12,7 +12,7 @@ namespace terrace {
 struct TensorBytes {
   int64_t weights = 0;
   int64_t gradients = 0;       // all of them, also where only one is alive at a time
-  int64_t kept_gradients = 0;  // of these, buffers that stay from step to step
+  int64_t hidden_buffers = 0;  // of these, what outlives a step
   int64_t state = 0;
 };
 

@@ -138,9 +138,9 @@ std::string ReleaseText(const PlanReport& report) {
   const RunConfig& config = report.subject.config;
   if (config.training.sink != SinkKind::kRelease || report.subject.hugging_face) return "";
   std::string text = "release: one gradient at a time";
-  if (const int64_t kept_bytes = report.tensors.kept_gradients; kept_bytes > 0) {
-    text += fmt::format(", beside {} of buffers that the policy keeps from step to step",
-                        BytesText(kept_bytes));
+  if (const int64_t hidden_bytes = report.tensors.hidden_buffers; hidden_bytes > 0) {
+    text += fmt::format(", beside {} of hidden buffers, which outlive the step",
+                        BytesText(hidden_bytes));
   }
   for (const Parameter& parameter : ParametersOf(config.model)) {
     if (parameter.contributions == 1) continue;

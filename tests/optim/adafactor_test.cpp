@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "optim/kernels/stochastic_rounding.h"
+#include "core/stochastic_rounding.h"
 #include "optim/rule_testing.h"
 
 namespace terrace {

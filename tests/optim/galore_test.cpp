@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/stochastic_rounding.h"
 #include "optim/eigenvectors.h"
-#include "optim/kernels/stochastic_rounding.h"
 #include "optim/matrix_rule_testing.h"
 #include "optim/optimizer.h"
 #include "optim/rule_testing.h"

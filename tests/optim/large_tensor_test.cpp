@@ -8,6 +8,7 @@
 #include <deque>
 #include <vector>
 
+#include "backend/cpu/sum_of_squares.h"
 #include "optim/clipping.h"
 #include "optim/kernels/blocks.h"
 #include "optim/kernels/quantized_adamw.h"
@@ -121,7 +122,7 @@ TEST(LargeTensorTest, FactoredUpdateReachesTheLastElement) {
   const AliasedTensor gradient(DType::kBF16, {kRows, kColumns});
   gradient.FromEnd(0) = ToBF16(1);
   gradient.FromEnd(2) = ToBF16(-1);
-  EXPECT_DOUBLE_EQ(SquaredNorm(gradient.view()), 2);
+  EXPECT_DOUBLE_EQ(SumOfSquares(gradient.view()), 2);
 
   Parameter parameter;
   parameter.name = "large";
@@ -174,7 +175,7 @@ TEST(LargeTensorTest, EightBitMomentsReachTheLastElement) {
                                 .beta1 = 0.9,
                                 .beta2 = 0.999,
                                 .keep = 1,
-                                .step = 0.5f / 0.1f,
+                                .rate = 0.5f / 0.1f,
                                 .inverse_correction = 1 / std::sqrt(0.001f),
                                 .eps = 1e-8f};
   const int64_t begin = kSize / kernels::kStripe * kernels::kStripe - kernels::kStripe;

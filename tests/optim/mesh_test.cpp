@@ -376,7 +376,7 @@ TEST_F(MeshTest, IdleExpertsAreLeftAlone) {
   run.Step(1);
   const auto state_of = [&](int64_t expert) {
     return std::pair(run.Weights(expert),
-                     ValuesOf(run.optimizer->KeptGradient(run.parameters[expert + 1])));
+                     ValuesOf(run.optimizer->HiddenBuffer(run.parameters[expert + 1])));
   };
   const auto idle = state_of(1), busy = state_of(2);
   for (int64_t step = 2; step < 5; ++step) {

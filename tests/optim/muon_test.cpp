@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "backend/cpu/matmul.h"
-#include "optim/kernels/stochastic_rounding.h"
+#include "core/stochastic_rounding.h"
 #include "optim/matrix_rule_testing.h"
 #include "optim/optimizer.h"
 #include "optim/rule_testing.h"

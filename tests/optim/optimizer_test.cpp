@@ -91,7 +91,7 @@ TEST(StateBytesTest, AreWhatTheOptimizerAllocatesInADryArena) {
     int64_t bytes = 0, buffer_bytes = 0;
     for (const TensorView& view : optimizer.state()) bytes += view.bytes();
     for (const Parameter& parameter : parameters) {
-      const TensorView buffer = optimizer.KeptGradient(parameter);
+      const TensorView buffer = optimizer.HiddenBuffer(parameter);
       if (!buffer.empty()) buffer_bytes += buffer.bytes();
     }
     EXPECT_EQ(bytes - buffer_bytes, StateBytesOf(policy, parameters).total);

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "optim/kernels/stochastic_rounding.h"
+#include "core/stochastic_rounding.h"
 #include "optim/rule_testing.h"
 
 namespace terrace {

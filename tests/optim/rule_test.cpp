@@ -8,7 +8,7 @@
 #include <cstring>
 #include <functional>
 
-#include "optim/kernels/stochastic_rounding.h"
+#include "core/stochastic_rounding.h"
 #include "optim/rule_testing.h"
 
 namespace terrace {

@@ -95,8 +95,8 @@ class RuleBench {
     for (const StateSpec& spec : rule_->State(parameter_)) {
       state_.push_back(arena_.Allocate(Memory::kOptimizer, spec.dtype, spec.shape, "state"));
       std::memset(state_.back().data, 0, state_.back().bytes());
-      if (spec.gradient_decay) gradient_ = state_.back();
-      decay_ = spec.gradient_decay;
+      if (spec.hidden_decay) gradient_ = state_.back();
+      decay_ = spec.hidden_decay;
     }
     const int64_t scratch_bytes = rule_->ScratchBytes(parameter_, /*all_threads=*/true);
     context_ = {.learning_rate = 0.01f,
@@ -114,7 +114,7 @@ class RuleBench {
   std::vector<TensorView>& state() { return state_; }
   StepContext& context() { return context_; }
 
-  // Into the gradient buffer that the rule keeps, if it does, as a sink would.
+  // Into the hidden buffer, where the rule has one, as a sink would.
   void SetGradient(const std::vector<float>& values) {
     if (!decay_) return Fill(gradient_, values);
     std::vector<float> sums = ValuesOf(gradient_);
@@ -126,6 +126,18 @@ class RuleBench {
     ++context_.tensor_step;
     context_.rounding_key = MixKeys(17, context_.tensor_step);
     return rule_->Apply(parameter_, gradient_, state_, context_);
+  }
+
+  // The same by a gradient that was measured first, as a sink does it. Returns its sum of squares.
+  double StepMeasured() {
+    std::vector<float> measured(rule_->MeasuredFloats(parameter_), std::nanf(""));
+    float* const left = measured.empty() ? nullptr : measured.data();
+    const double squares =
+        rule_->Measure(parameter_, gradient_, state_, context_.tensor_step + 1, left);
+    context_.measured = left;
+    Step();
+    context_.measured = nullptr;
+    return squares;
   }
 
  private:

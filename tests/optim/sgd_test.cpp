@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "optim/kernels/stochastic_rounding.h"
+#include "core/stochastic_rounding.h"
 #include "optim/rule_testing.h"
 
 namespace terrace {

@@ -101,7 +101,7 @@ TEST(HuggingFaceModelTest, DeclaredBytesAreThoseOfTheRun) {
     const TensorBytes run = BytesOfTensors(config);
     EXPECT_EQ(declared.weights, run.weights);
     EXPECT_EQ(declared.gradients, run.gradients);
-    EXPECT_EQ(declared.kept_gradients, run.kept_gradients);
+    EXPECT_EQ(declared.hidden_buffers, run.hidden_buffers);
     EXPECT_EQ(declared.state, run.state);
   }
 }

@@ -305,14 +305,14 @@ TEST(ReportTest, SaysWhatReleaseKeeps) {
 }
 
 // Of a model that can be run and of one that cannot, with the same experts.
-TEST(ReportTest, CountsGradientBuffersThatStay) {
+TEST(ReportTest, CountsHiddenBuffers) {
   const PlanReport own =
       MakeReport(Preset110m({"training.sink=release", "optimizer.policy=mesh"}), std::nullopt);
   int64_t experts_bytes = 0;
   for (const Parameter& parameter : ParametersOf(own.subject.config.model)) {
     if (parameter.population == Population::kExpert) experts_bytes += 4 * parameter.value.size();
   }
-  EXPECT_THAT(ToText(own), HasSubstr("beside " + BytesText(experts_bytes) + " of buffers that"));
+  EXPECT_THAT(ToText(own), HasSubstr("beside " + BytesText(experts_bytes) + " of hidden buffers"));
   const auto olmoe = [&](const char* policy, const char* sink) {
     const Subject subject =
         LoadSubject(HuggingFacePath("olmoe-1b-7b"), policy, {std::string("training.sink=") + sink});

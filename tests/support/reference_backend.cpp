@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/rng.h"
+#include "core/stochastic_rounding.h"
 
 namespace terrace {
 
@@ -26,6 +27,19 @@ namespace {
 
 void Put(const TensorView& tensor, int64_t index, double value, bool add) {
   SetElement(tensor, index, add ? ElementAt(tensor, index) + value : value);
+}
+
+// A gradient, in bfloat16 by the definition of core/stochastic_rounding.h, in stripes of rows.
+void Leave(const TensorView& tensor, int64_t index, double value, const Adding& add) {
+  if (tensor.dtype == DType::kF32) return Put(tensor, index, value, add);
+  const int64_t width = tensor.columns();
+  const int64_t stripes = (width + kernels::kStripe - 1) / kernels::kStripe;
+  const int64_t column = index % width;
+  const uint64_t stripe_key =
+      kernels::StripeKey(add.rounding_key, index / width * stripes + column / kernels::kStripe);
+  const double sum = add ? ElementAt(tensor, index) + value : value;
+  tensor.as<BF16>()[index] = kernels::RoundStochastically(
+      static_cast<float>(sum), kernels::RoundingBits(stripe_key, column % kernels::kStripe));
 }
 
 void CheckShape(const TensorView& tensor, const Shape& shape) {
@@ -89,7 +103,8 @@ void ReferenceBackend::LinearBackwardInput(TensorView dy, TensorView w, TensorVi
   }
 }
 
-void ReferenceBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) {
+void ReferenceBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw,
+                                            Adding add) {
   const int64_t n_rows = dy.rows(), inputs = dw.columns(), outputs = dw.rows();
   CheckShape(dy, {n_rows, outputs});
   CheckShape(x, {n_rows, inputs});
@@ -100,7 +115,7 @@ void ReferenceBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorV
       for (int64_t n = 0; n < n_rows; ++n) {
         sum += ElementAt(dy, n * outputs + o) * ElementAt(x, n * inputs + i);
       }
-      Put(dw, o * inputs + i, sum, add);
+      Leave(dw, o * inputs + i, sum, add);
     }
   }
 }
@@ -613,7 +628,7 @@ void ReferenceBackend::Embedding(TensorView ids, TensorView tokens_table,
 }
 
 void ReferenceBackend::EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable,
-                                         bool add) {
+                                         Adding add) {
   const int64_t width = dtable.columns();
   CheckShape(dy, {ids.size(), width});
   if (dry()) return;
@@ -623,11 +638,11 @@ void ReferenceBackend::EmbeddingBackward(TensorView dy, TensorView ids, TensorVi
       sums[ids.as<int32_t>()[n] * width + d] += ElementAt(dy, n * width + d);
     }
   }
-  for (int64_t i = 0; i < dtable.size(); ++i) Put(dtable, i, sums[i], add);
+  for (int64_t i = 0; i < dtable.size(); ++i) Leave(dtable, i, sums[i], add);
 }
 
 void ReferenceBackend::PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
-                                         bool add) {
+                                         Adding add) {
   const int64_t width = dtable.columns();
   CheckShape(dy, {dy.rows(), width});
   TERRACE_CHECK(sequence_length <= dtable.rows(), "{}: {} for {} positions", dtable.name,
@@ -639,11 +654,11 @@ void ReferenceBackend::PositionsBackward(TensorView dy, int64_t sequence_length,
       sums[n % sequence_length * width + d] += ElementAt(dy, n * width + d);
     }
   }
-  for (int64_t i = 0; i < dtable.size(); ++i) Put(dtable, i, sums[i], add);
+  for (int64_t i = 0; i < dtable.size(); ++i) Leave(dtable, i, sums[i], add);
 }
 
 double ReferenceBackend::HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale,
-                                  TensorView dx, TensorView dw, bool add_dw) {
+                                  TensorView dx, TensorView dw, Adding add_dw) {
   const int64_t tokens = x.rows(), width = w.columns(), vocabulary = w.rows();
   CheckShape(x, {tokens, width});
   CheckShape(targets, {tokens});
@@ -673,7 +688,7 @@ double ReferenceBackend::HeadLoss(TensorView x, TensorView w, TensorView targets
     }
   }
   for (size_t i = 0; i < x_sums.size(); ++i) SetElement(dx, i, x_sums[i]);
-  for (size_t i = 0; i < w_sums.size(); ++i) Put(dw, i, w_sums[i], add_dw);
+  for (size_t i = 0; i < w_sums.size(); ++i) Leave(dw, i, w_sums[i], add_dw);
   return loss;
 }
 

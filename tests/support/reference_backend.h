@@ -26,7 +26,7 @@ class ReferenceBackend final : public Backend {
 
   void Linear(TensorView x, TensorView w, TensorView y, bool add) override;
   void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) override;
-  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) override;
+  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, Adding add) override;
   void GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w, TensorView y,
                      bool add) override;
   void GroupedLinearBackwardInput(TensorView dy, TensorView offsets, std::span<const TensorView> w,
@@ -60,11 +60,11 @@ class ReferenceBackend final : public Backend {
 
   void Embedding(TensorView ids, TensorView tokens_table, TensorView positions_table,
                  int64_t sequence_length, int64_t first_position, TensorView y) override;
-  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) override;
+  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, Adding add) override;
   void PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
-                         bool add) override;
+                         Adding add) override;
   double HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale, TensorView dx,
-                  TensorView dw, bool add_dw) override;
+                  TensorView dw, Adding add_dw) override;
 
   void Zero(TensorView x) override;
   void Copy(TensorView x, TensorView y) override;

@@ -25,7 +25,7 @@ class CpuBackend final : public Backend {
   // linear.cpp
   void Linear(TensorView x, TensorView w, TensorView y, bool add) override;
   void LinearBackwardInput(TensorView dy, TensorView w, TensorView dx, bool add) override;
-  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) override;
+  void LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, Adding add) override;
   void GroupedLinear(TensorView x, TensorView offsets, std::span<const TensorView> w, TensorView y,
                      bool add) override;
   void GroupedLinearBackwardInput(TensorView dy, TensorView offsets, std::span<const TensorView> w,
@@ -66,13 +66,13 @@ class CpuBackend final : public Backend {
   void AddGatheredRows(TensorView x, TensorView token_rows, TensorView y) override;
   void Embedding(TensorView ids, TensorView tokens_table, TensorView positions_table,
                  int64_t sequence_length, int64_t first_position, TensorView y) override;
-  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) override;
+  void EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, Adding add) override;
   void PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
-                         bool add) override;
+                         Adding add) override;
 
   // head_loss.cpp
   double HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale, TensorView dx,
-                  TensorView dw, bool add_dw) override;
+                  TensorView dw, Adding add_dw) override;
 
   // elementwise.cpp
   void Zero(TensorView x) override;

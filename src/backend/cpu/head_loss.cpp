@@ -30,7 +30,7 @@ int64_t ChunkTokens(int64_t tokens, int64_t vocabulary) {
 }  // namespace
 
 double CpuBackend::HeadLoss(TensorView x, TensorView w, TensorView targets, float loss_scale,
-                            TensorView dx, TensorView dw, bool add_dw) {
+                            TensorView dx, TensorView dw, Adding add_dw) {
   const int64_t tokens = x.rows();      // N
   const int64_t vocabulary = w.rows();  // V
   const bool gradient = !dx.empty();
@@ -75,7 +75,8 @@ double CpuBackend::HeadLoss(TensorView x, TensorView w, TensorView targets, floa
     }
     if (!gradient) continue;
     LinearBackwardInput(chunk_dlogits, w, dx.Rows(first, rows), /*add=*/false);
-    LinearBackwardWeight(chunk_dlogits, chunk_x, dw, add_dw || first > 0);
+    LinearBackwardWeight(chunk_dlogits, chunk_x, dw,
+                         {add_dw || first > 0, MixKeys(add_dw.rounding_key, first)});
   }
   double sum = 0;
   for (const float loss : losses) sum += loss;

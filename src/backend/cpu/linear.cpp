@@ -14,6 +14,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/matrix_block.h"
+#include "backend/cpu/rounded_sums.h"
 #include "core/parallel.h"
 
 namespace terrace {
@@ -422,12 +423,16 @@ void CpuBackend::GroupedLinearBackwardInput(TensorView dy, TensorView offsets,
   RunGrouped(*this, *matmul_, dy, offsets, w, /*w_transposed=*/false, dx, add);
 }
 
-void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, bool add) {
+void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw, Adding add) {
   const int64_t out = dy.columns();
   const int64_t in = x.columns();
   TERRACE_CHECK(x.rows() == dy.rows() && dw.shape == (Shape{out, in}), "{} {}, {} {}, {} {}",
                 dy.name, dy.shape.ToString(), x.name, x.shape.ToString(), dw.name,
                 dw.shape.ToString());
+  if (dw.dtype == DType::kBF16) {
+    LeaveRounded(*this, dy, x, dw, add);
+    return;
+  }
   const Call call{.groups = 1,
                   .m = out,
                   .n = in,

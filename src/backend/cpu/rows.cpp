@@ -1,4 +1,5 @@
 // Rows moved by index: permutation of tokens, and embeddings.
+#include <algorithm>
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
@@ -10,6 +11,7 @@
 #include <hwy/foreach_target.h>
 
 #include "backend/cpu/simd-inl.h"
+#include "backend/cpu/units-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace {
@@ -56,46 +58,67 @@ void EmbedOf(const TensorView& ids, const TensorView& tokens_table,
   }
 }
 
-// to[columns] (+)= the sum of `count` rows of dy, the j-th of them row_of(j), in float32 and
-// rounded once.
-template <typename T, class RowOf>
-HWY_INLINE void SumRows(const float* dy, int64_t columns, int64_t count, const RowOf& row_of,
-                        bool add, T* to) {
-  if (add && count == 0) return;
+// Row `row` of a table, `to`, (+)= the sum of `count` rows of dy, the j-th of them row_of(j).
+template <class RowOf>
+HWY_INLINE void SumRows(const float* dy, int64_t width, int64_t columns, int64_t count,
+                        const RowOf& row_of, bool add, float* to) {
   ForLanes(columns, [&](auto d, int64_t i) HWY_ATTR {
-    auto sum = add ? LoadLanes(d, to + i) : hn::Zero(d);
+    auto sum = add ? hn::LoadU(d, to + i) : hn::Zero(d);
     for (int64_t j = 0; j < count; ++j) {
-      sum = hn::Add(sum, hn::LoadU(d, dy + row_of(j) * columns + i));
+      sum = hn::Add(sum, hn::LoadU(d, dy + row_of(j) * width + i));
     }
-    StoreLanes(sum, d, to + i);
+    hn::StoreU(sum, d, to + i);
   });
+}
+
+template <class RowOf>
+HWY_INLINE void LeaveRow(const float* dy, int64_t width, int64_t count, const RowOf& row_of,
+                         int64_t /*row*/, const Adding& add, float* to) {
+  SumRows(dy, width, width, count, row_of, add, to);
+}
+
+// In float32, and rounded once.
+template <class RowOf>
+HWY_INLINE void LeaveRow(const float* dy, int64_t width, int64_t count, const RowOf& row_of,
+                         int64_t row, const Adding& add, BF16* to) {
+  constexpr int64_t kColumns = 16 * kernels::kUnit;
+  HWY_ALIGN float sums[kColumns];
+  for (int64_t first = 0; first < width; first += kColumns) {
+    const int64_t columns = std::min(kColumns, width - first);
+    SumRows(dy + first, width, columns, count, row_of, false, sums);
+    kernels::HWY_NAMESPACE::RoundRow(sums, first, columns, width, row, add.add, add.rounding_key,
+                                     to + first);
+  }
 }
 
 // `order` has the tokens grouped by id, those of id v at starts[v] .. starts[v + 1].
 template <typename T>
 void EmbeddingBackwardOf(const TensorView& dy, const TensorView& starts, const TensorView& order,
-                         const TensorView& dtable, bool add, int64_t begin, int64_t end) {
+                         const TensorView& dtable, const Adding& add, int64_t begin, int64_t end) {
   const int64_t columns = dy.columns();
   for (int64_t id = begin; id < end; ++id) {
     const int64_t first = starts.as<int64_t>()[id];
     const int64_t* tokens = order.as<int64_t>() + first;
-    SumRows(
-        dy.as<float>(), columns, starts.as<int64_t>()[id + 1] - first,
-        [=](int64_t j) HWY_ATTR { return tokens[j]; }, add, dtable.as<T>() + id * columns);
+    const int64_t count = starts.as<int64_t>()[id + 1] - first;
+    if (add && count == 0) continue;
+    LeaveRow(
+        dy.as<float>(), columns, count, [=](int64_t j) HWY_ATTR { return tokens[j]; }, id, add,
+        dtable.as<T>() + id * columns);
   }
 }
 
 template <typename T>
 void PositionsBackwardOf(const TensorView& dy, int64_t sequence_length, const TensorView& dtable,
-                         bool add, int64_t begin, int64_t end) {
+                         const Adding& add, int64_t begin, int64_t end) {
   const int64_t columns = dy.columns();
   for (int64_t position = begin; position < end; ++position) {
     const int64_t count = position < sequence_length
                               ? (dy.rows() - position + sequence_length - 1) / sequence_length
                               : 0;
-    SumRows(
+    if (add && count == 0) continue;
+    LeaveRow(
         dy.as<float>(), columns, count,
-        [=](int64_t j) HWY_ATTR { return position + j * sequence_length; }, add,
+        [=](int64_t j) HWY_ATTR { return position + j * sequence_length; }, position, add,
         dtable.as<T>() + position * columns);
   }
 }
@@ -116,13 +139,14 @@ void EmbedBlock(const TensorView& ids, const TensorView& tokens_table,
 }
 
 void EmbeddingBackwardBlock(const TensorView& dy, const TensorView& starts, const TensorView& order,
-                            const TensorView& dtable, bool add, int64_t begin, int64_t end) {
+                            const TensorView& dtable, const Adding& add, int64_t begin,
+                            int64_t end) {
   (IsBF16(dtable) ? EmbeddingBackwardOf<BF16>
                   : EmbeddingBackwardOf<float>)(dy, starts, order, dtable, add, begin, end);
 }
 
 void PositionsBackwardBlock(const TensorView& dy, int64_t sequence_length, const TensorView& dtable,
-                            bool add, int64_t begin, int64_t end) {
+                            const Adding& add, int64_t begin, int64_t end) {
   (IsBF16(dtable) ? PositionsBackwardOf<BF16>
                   : PositionsBackwardOf<float>)(dy, sequence_length, dtable, add, begin, end);
 }
@@ -208,7 +232,7 @@ void CpuBackend::Embedding(TensorView ids, TensorView tokens_table, TensorView p
   });
 }
 
-void CpuBackend::EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, bool add) {
+void CpuBackend::EmbeddingBackward(TensorView dy, TensorView ids, TensorView dtable, Adding add) {
   CheckMatrix(dtable);
   CheckFloat(dtable);
   CheckDType(ids, DType::kI32);
@@ -239,7 +263,7 @@ void CpuBackend::EmbeddingBackward(TensorView dy, TensorView ids, TensorView dta
 }
 
 void CpuBackend::PositionsBackward(TensorView dy, int64_t sequence_length, TensorView dtable,
-                                   bool add) {
+                                   Adding add) {
   CheckMatrix(dtable);
   CheckFloat(dtable);
   CheckShape(dy, {dy.rows(), dtable.columns()});

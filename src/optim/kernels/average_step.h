@@ -8,7 +8,7 @@ namespace terrace::kernels {
 struct AverageStep {
   float beta;
   float gain;             // of the update: average = beta * average + gain * update
-  float step;             // weight = keep * weight - step * average
+  float rate;             // weight = keep * weight - rate * average
   uint64_t rounding_key;  // of the average, in bfloat16
 };
 

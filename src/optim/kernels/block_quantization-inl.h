@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/block_quantization.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {

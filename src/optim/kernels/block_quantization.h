@@ -29,8 +29,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/stochastic_rounding.h"
 #include "core/tensor.h"
-#include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
 

@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "backend/cpu/simd-inl.h"
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/dispatch.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "core/stochastic_rounding.h"
 #include "core/tensor.h"
-#include "optim/kernels/stochastic_rounding.h"
 #include "optim/tiles.h"
 
 namespace terrace::kernels {

@@ -8,22 +8,15 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
-#include "optim/kernels/simd-inl.h"
+#include "optim/kernels/moments-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
 namespace HWY_NAMESPACE {
 namespace {
-
-// Calls stripe(first, count, number) for the stripes of [begin, end).
-template <typename Stripe>
-HWY_INLINE void ForStripes(int64_t begin, int64_t end, const Stripe& stripe) {
-  for (int64_t first = begin; first < end; first += kStripe) {
-    stripe(first, std::min(kStripe, end - first), first / kStripe);
-  }
-}
 
 // Where a block of codes lies.
 struct QuantizedPart {
@@ -63,36 +56,6 @@ HWY_INLINE void ForDequantized(const Stored& x, int64_t begin, int64_t end, cons
         DequantizeUnits<Code::kSigned>(codes, scale, units, values);
         part(place, static_cast<const float*>(values));
       });
-}
-
-// An average that forgets: beta * old + (1 - beta) * x.
-struct Decay {
-  explicit HWY_INLINE Decay(double beta)
-      : keep(hn::Set(F32(), static_cast<float>(beta))),
-        gain(hn::Set(F32(), static_cast<float>(1 - beta))) {}
-  HWY_INLINE VF operator()(VF old, VF x) const { return hn::MulAdd(keep, old, hn::Mul(gain, x)); }
-  VF keep;
-  VF gain;
-};
-
-double SquareSum(TensorView view, int64_t begin, int64_t end) {
-  double total = 0;
-  WithElements(view, [&](const auto* all) {
-    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t) HWY_ATTR {
-      Accumulator sum;
-      ForUnits(
-          count,
-          [&](int64_t, const auto* x) HWY_ATTR {
-            ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
-              const VF value = Load(x + at);
-              sum.lanes[v] = hn::MulAdd(value, value, sum.lanes[v]);
-            });
-          },
-          all + first);
-      total += sum.Sum();
-    });
-  });
-  return total;
 }
 
 void ScaleAll(TensorView view, float factor, int64_t begin, int64_t end, uint64_t rounding_key) {
@@ -278,7 +241,7 @@ HWY_INLINE void AverageStripe(Weight* weight, const X* source, Average* average,
                               int64_t count, uint64_t weight_key, uint64_t average_key) {
   const VF beta = hn::Set(F32(), step.beta);
   const VF gain = hn::Set(F32(), step.gain);
-  const VF length = hn::Set(F32(), step.step);
+  const VF length = hn::Set(F32(), step.rate);
   UnitStore<Weight> store_weight(weight_key);
   UnitStore<Average> store_average(average_key);
   ForUnits(
@@ -314,106 +277,6 @@ void AverageUpdate(TensorView weight, TensorView source, TensorView average, Ten
   });
 }
 
-template <typename Weight, typename Gradient, typename Momentum>
-HWY_INLINE void SgdStripe(Weight* weight, const Gradient* gradient, Momentum* momentum,
-                          const SgdStep& step, int64_t count, uint64_t weight_key,
-                          uint64_t momentum_key) {
-  const VF scale = hn::Set(F32(), step.gradient_scale);
-  const VF beta = hn::Set(F32(), step.beta);
-  const VF keep = hn::Set(F32(), step.keep);
-  const VF length = hn::Set(F32(), step.step);
-  UnitStore<Weight> store_weight(weight_key);
-  const auto stepped = [&](VF w, VF direction)
-                           HWY_ATTR { return hn::NegMulAdd(direction, length, hn::Mul(w, keep)); };
-  if (momentum == nullptr) {
-    ForUnits(
-        count,
-        [&](int64_t, Weight* w, const Gradient* g) HWY_ATTR {
-          const auto updated = [&](int64_t at) HWY_ATTR {
-            return stepped(Load(w + at), hn::Mul(Load(g + at), scale));
-          };
-          store_weight(updated, w);
-        },
-        weight, gradient);
-    return;
-  }
-  UnitStore<Momentum> store_momentum(momentum_key);
-  ForUnits(
-      count,
-      [&](int64_t, Weight* w, const Gradient* g, Momentum* m) HWY_ATTR {
-        const auto moved = [&](int64_t at) HWY_ATTR {
-          return hn::MulAdd(beta, Load(m + at), hn::Mul(Load(g + at), scale));
-        };
-        const auto updated = [&](int64_t at) HWY_ATTR {
-          const VF first = moved(at);
-          if (!step.nesterov) return stepped(Load(w + at), first);
-          return stepped(Load(w + at), hn::MulAdd(beta, first, hn::Mul(Load(g + at), scale)));
-        };
-        store_weight(updated, w);
-        store_momentum(moved, m);
-      },
-      weight, gradient, momentum);
-}
-
-void Sgd(TensorView weight, TensorView gradient, TensorView momentum, const SgdStep& step,
-         int64_t begin, int64_t end, uint64_t rounding_key) {
-  const uint64_t momentum_key = MomentumKey(rounding_key);
-  const auto stripes = [&](auto* w, const auto* g, auto* m) {
-    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-      SgdStripe(w + first, g + first, m != nullptr ? m + first : m, step, count,
-                StripeKey(rounding_key, stripe), StripeKey(momentum_key, stripe));
-    });
-  };
-  WithElements(weight, [&](auto* w) {
-    WithElements(gradient, [&](const auto* g) {
-      WithElementsOrNull(momentum, [&](auto* m) { stripes(w, g, m); });
-    });
-  });
-}
-
-template <typename Weight, typename Gradient>
-HWY_INLINE void AdamWStripe(Weight* weight, const Gradient* gradient, float* momentum,
-                            float* second, const AdamWStep& step, int64_t count,
-                            uint64_t stripe_key) {
-  const VF scale = hn::Set(F32(), step.gradient_scale);
-  const Decay first_decay(step.beta1);
-  const Decay second_decay(step.beta2);
-  const VF keep = hn::Set(F32(), step.keep);
-  const VF size = hn::Set(F32(), step.step);
-  const VF correction = hn::Set(F32(), step.inverse_correction);
-  const VF eps = hn::Set(F32(), step.eps);
-  UnitStore<Weight> store(stripe_key);
-  ForUnits(
-      count,
-      [&](int64_t, Weight* w, const Gradient* g, float* m, float* s) HWY_ATTR {
-        const auto updated = [&](int64_t at) HWY_ATTR {
-          const VF scaled = hn::Mul(Load(g + at), scale);
-          const VF first = first_decay(Load(m + at), scaled);
-          const VF moment = second_decay(Load(s + at), hn::Mul(scaled, scaled));
-          Store(first, m + at);
-          Store(moment, s + at);
-          const VF denominator = hn::MulAdd(hn::Sqrt(moment), correction, eps);
-          return hn::NegMulAdd(hn::Div(first, denominator), size, hn::Mul(Load(w + at), keep));
-        };
-        store(updated, w);
-      },
-      weight, gradient, momentum, second);
-}
-
-void AdamW(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,
-           const AdamWStep& step, int64_t begin, int64_t end, uint64_t rounding_key) {
-  float* m = momentum.as<float>();
-  float* s = second.as<float>();
-  WithElements(weight, [&](auto* w) {
-    WithElements(gradient, [&](const auto* g) {
-      ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-        AdamWStripe(w + first, g + first, m + first, s + first, step, count,
-                    StripeKey(rounding_key, stripe));
-      });
-    });
-  });
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace terrace::kernels
@@ -422,18 +285,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace terrace::kernels {
 
-HWY_EXPORT(SquareSum);
 HWY_EXPORT(ScaleAll);
 HWY_EXPORT(Moments);
 HWY_EXPORT(Squares);
 HWY_EXPORT(Update);
 HWY_EXPORT(AverageUpdate);
-HWY_EXPORT(Sgd);
-HWY_EXPORT(AdamW);
-
-double SumOfSquares(TensorView x, int64_t begin, int64_t end) {
-  return HWY_DYNAMIC_DISPATCH(SquareSum)(x, begin, end);
-}
 
 void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t rounding_key) {
   HWY_DYNAMIC_DISPATCH(ScaleAll)(x, factor, begin, end, rounding_key);
@@ -462,16 +318,6 @@ void ExactAverageUpdate(TensorView weight, TensorView x, TensorView average, Ten
                         int64_t end, uint64_t rounding_key) {
   HWY_DYNAMIC_DISPATCH(AverageUpdate)
   (weight, x, average, second, floor, keep, step, begin, end, rounding_key);
-}
-
-void SgdUpdate(TensorView weight, TensorView gradient, TensorView momentum, const SgdStep& step,
-               int64_t begin, int64_t end, uint64_t rounding_key) {
-  HWY_DYNAMIC_DISPATCH(Sgd)(weight, gradient, momentum, step, begin, end, rounding_key);
-}
-
-void AdamWUpdate(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,
-                 const AdamWStep& step, int64_t begin, int64_t end, uint64_t rounding_key) {
-  HWY_DYNAMIC_DISPATCH(AdamW)(weight, gradient, momentum, second, step, begin, end, rounding_key);
 }
 
 }  // namespace terrace::kernels

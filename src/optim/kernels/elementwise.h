@@ -7,14 +7,12 @@
 
 #include <cstdint>
 
+#include "core/stochastic_rounding.h"
 #include "core/tensor.h"
 #include "optim/kernels/average_step.h"
 #include "optim/kernels/block_quantization.h"
-#include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
-
-double SumOfSquares(TensorView x, int64_t begin, int64_t end);
 
 // x = factor * x, bfloat16 by stochastic rounding.
 void Scale(TensorView x, float factor, int64_t begin, int64_t end, uint64_t rounding_key);
@@ -39,37 +37,10 @@ void ExactUpdate(TensorView weight, const Stored& x, TensorView second, float fl
                  float step, int64_t begin, int64_t end, uint64_t rounding_key);
 
 // With u = x / sqrt(max(second, floor)): average (any, bfloat16 by stochastic rounding under the
-// step's own key) = beta * average + gain * u, and weight = keep * weight - step * average, of the
+// step's own key) = beta * average + gain * u, and weight = keep * weight - rate * average, of the
 // average before it is rounded.
 void ExactAverageUpdate(TensorView weight, TensorView x, TensorView average, TensorView second,
                         float floor, float keep, const AverageStep& step, int64_t begin,
                         int64_t end, uint64_t rounding_key);
-
-struct SgdStep {
-  float gradient_scale;
-  float beta;  // of the momentum
-  bool nesterov;
-  float keep;  // of the weight: 1 - lr * decay
-  float step;
-};
-// With g = gradient_scale * gradient: momentum (any, bfloat16 by stochastic rounding; empty: none)
-// = beta * momentum + g, and weight = keep * weight - step * d in one pass, where d is the momentum
-// before it is rounded, with nesterov g + beta times that, without momentum g.
-void SgdUpdate(TensorView weight, TensorView gradient, TensorView momentum, const SgdStep& step,
-               int64_t begin, int64_t end, uint64_t rounding_key);
-
-struct AdamWStep {
-  float gradient_scale;
-  double beta1;
-  double beta2;
-  float keep;                // of the weight: 1 - lr * decay
-  float step;                // lr / (1 - beta1^s)
-  float inverse_correction;  // 1 / sqrt(1 - beta2^s)
-  float eps;
-};
-// Moments as above, all float32, then weight = keep * weight
-//   - step * momentum / (sqrt(second) * inverse_correction + eps), in one pass.
-void AdamWUpdate(TensorView weight, TensorView gradient, TensorView momentum, TensorView second,
-                 const AdamWStep& step, int64_t begin, int64_t end, uint64_t rounding_key);
 
 }  // namespace terrace::kernels

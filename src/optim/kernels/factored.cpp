@@ -10,9 +10,9 @@
 #include <limits>
 #include <type_traits>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
@@ -492,7 +492,7 @@ void AverageUpdate(TensorView weight, TensorView source, TensorView average, flo
         const int64_t at = i * columns + j;
         AverageStripe(w + at, x + at, a + at, std::min(kStripe, columns - j), hn::Set(F32(), keep),
                       hn::Set(F32(), step.beta), hn::Set(F32(), step.gain * row_factors[i]),
-                      hn::Set(F32(), step.step), column_factors + j,
+                      hn::Set(F32(), step.rate), column_factors + j,
                       StripeKey(rounding_key, i * stripes + stripe),
                       StripeKey(step.rounding_key, i * stripes + stripe), prefetcher);
       }

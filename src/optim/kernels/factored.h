@@ -9,10 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/stochastic_rounding.h"
 #include "core/tensor.h"
 #include "optim/kernels/average_step.h"
 #include "optim/kernels/block_quantization.h"
-#include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
 
@@ -73,7 +73,7 @@ void FactoredUpdate(TensorView weight, const Stored& x, float keep, float step, 
 
 // With u = row_factors[i] * x[i, j] * column_factors[j]: average (any, bfloat16 by stochastic
 // rounding under the step's own key) = beta * average + gain * u, and weight = keep * weight
-// - step * average, of the average before it is rounded.
+// - rate * average, of the average before it is rounded.
 void FactoredAverageUpdate(TensorView weight, TensorView x, TensorView average, float keep,
                            const AverageStep& step, int64_t begin, int64_t end,
                            const float* row_factors, const float* column_factors,

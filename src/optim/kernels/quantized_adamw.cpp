@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
@@ -25,7 +25,7 @@ struct Constants {
         beta2(hn::Set(F32(), static_cast<float>(step.beta2))),
         gain2(hn::Set(F32(), static_cast<float>(1 - step.beta2))),
         keep(hn::Set(F32(), step.keep)),
-        step_size(hn::Set(F32(), step.step)),
+        step_size(hn::Set(F32(), step.rate)),
         correction(hn::Set(F32(), step.inverse_correction)),
         eps(hn::Set(F32(), step.eps)) {}
   VF scale, beta1, gain1, beta2, gain2, keep, step_size, correction, eps;

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
+#include "backend/cpu/units-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/factored.h"
-#include "optim/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
@@ -19,12 +19,12 @@ namespace {
 struct Constants {
   explicit HWY_INLINE Constants(const SignStep& s)
       : keep(hn::Set(F32(), s.keep)),
-        step(hn::Set(F32(), s.step)),
+        rate(hn::Set(F32(), s.rate)),
         beta1(hn::Set(F32(), static_cast<float>(s.beta1))),
         gain1(hn::Set(F32(), static_cast<float>((1 - s.beta1) * s.gradient_scale))),
         beta2(hn::Set(F32(), static_cast<float>(s.beta2))),
         gain2(hn::Set(F32(), static_cast<float>((1 - s.beta2) * s.gradient_scale))) {}
-  VF keep, step, beta1, gain1, beta2, gain2;
+  VF keep, rate, beta1, gain1, beta2, gain2;
 };
 
 // keep * w - step * sign(direction)
@@ -41,7 +41,7 @@ HWY_INLINE void Stripe(Weight* weight, const Gradient* gradient, Momentum* momen
                        uint64_t momentum_key) {
   UnitStore<Weight> store(weight_key);
   const auto step_at = [&](int64_t at) HWY_ATTR {
-    return factors != nullptr ? hn::Mul(c.step, Load(factors + at)) : c.step;
+    return factors != nullptr ? hn::Mul(c.rate, Load(factors + at)) : c.rate;
   };
   if (momentum == nullptr) {
     ForUnits(

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "core/stochastic_rounding.h"
 #include "core/tensor.h"
-#include "optim/kernels/stochastic_rounding.h"
 
 namespace terrace::kernels {
 
@@ -13,11 +13,11 @@ struct SignStep {
   double beta1;  // of the momentum in the sign
   double beta2;  // of the momentum that is kept
   float keep;    // of the weight: 1 - lr * decay
-  float step;
+  float rate;
 };
 
 // With g = gradient_scale * gradient, m the momentum before (empty: 0, none is kept):
-//   weight = keep * weight - step * factor * sign(beta1 * m + (1 - beta1) * g),  sign(0) = 0
+//   weight = keep * weight - rate * factor * sign(beta1 * m + (1 - beta1) * g),  sign(0) = 0
 //   momentum = beta2 * m + (1 - beta2) * g
 // on elements [begin, end), begin a multiple of kStripe. Tensors are float32 or bfloat16; bfloat16
 // is rounded stochastically, the momentum under MomentumKey(rounding_key). factor is 1.

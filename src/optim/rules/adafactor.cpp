@@ -51,18 +51,24 @@ class Adafactor final : public Rule {
     return state;
   }
 
+  int64_t MeasuredFloats(const Parameter& parameter) const override {
+    const Shape& shape = parameter.value.shape;
+    return shape.rank() == 2 ? MeasuredFloatsOfFactored(shape, StepOf(1)) : 0;
+  }
+
+  double Measure(const Parameter& parameter, TensorView gradient, std::span<const TensorView> state,
+                 int64_t tensor_step, float* measured) const override {
+    if (measured == nullptr) {
+      return Rule::Measure(parameter, gradient, state, tensor_step, measured);
+    }
+    return MeasureFactored(gradient, state[settings_.momentum ? 1 : 0], StepOf(tensor_step),
+                           measured);
+  }
+
   // Nothing is floored here: eps is added.
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
-    constexpr double kSmallestNormal = std::numeric_limits<float>::min();
-    AdaptiveStep step{
-        .beta1 = settings_.beta1,
-        .beta2 = 1 - std::pow(static_cast<double>(context.tensor_step), settings_.decay_rate),
-        .added = settings_.eps,
-        .rms_clip = settings_.clip_threshold,
-        .smallest_mean = kSmallestNormal,
-        .row_floor = kSmallestNormal,
-        .floor = kSmallestNormal};
+    AdaptiveStep step = StepOf(context.tensor_step);
     if (settings_.momentum) {
       step.average = state[0];
       state = state.subspan(1);
@@ -76,6 +82,18 @@ class Adafactor final : public Rule {
   }
 
  private:
+  // But for the momentum.
+  AdaptiveStep StepOf(int64_t tensor_step) const {
+    constexpr double kSmallestNormal = std::numeric_limits<float>::min();
+    return {.beta1 = settings_.beta1,
+            .beta2 = 1 - std::pow(static_cast<double>(tensor_step), settings_.decay_rate),
+            .added = settings_.eps,
+            .rms_clip = settings_.clip_threshold,
+            .smallest_mean = kSmallestNormal,
+            .row_floor = kSmallestNormal,
+            .floor = kSmallestNormal};
+  }
+
   AdafactorSettings settings_;
 };
 

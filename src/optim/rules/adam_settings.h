@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/settings.h"
-#include "optim/kernels/elementwise.h"
+#include "optim/kernels/adamw_step.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
 
@@ -35,7 +35,7 @@ inline kernels::AdamWStep AdamWStepOf(const AdamSettings& settings, const StepCo
       .beta1 = settings.beta1,
       .beta2 = settings.beta2,
       .keep = KeepOf(context),
-      .step = static_cast<float>(lr / (1 - std::pow(settings.beta1, step))),
+      .rate = static_cast<float>(lr / (1 - std::pow(settings.beta1, step))),
       .inverse_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(settings.beta2, step))),
       .eps = static_cast<float>(settings.eps)};
 }

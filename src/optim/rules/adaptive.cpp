@@ -53,8 +53,50 @@ int64_t GrainOf(const AdaptiveStep& step, const Shape& shape) {
 kernels::AverageStep AverageOf(const AdaptiveStep& step, const StepContext& context, double clip) {
   return {.beta = static_cast<float>(step.beta1),
           .gain = static_cast<float>((1 - step.beta1) / clip),
-          .step = context.learning_rate,
+          .rate = context.learning_rate,
           .rounding_key = kernels::MomentumKey(context.rounding_key)};
+}
+
+// Sums of squares over a gradient's rows, its columns (padded), and its columns weighted by the
+// rows' moments (padded; null: none).
+template <typename Float>
+struct SumsOf {
+  SumsOf(Float* all, const Shape& shape, bool weights)
+      : rows(all),
+        columns(all + shape[0]),
+        weighted(weights ? columns + kernels::PaddedColumns(shape[1]) : nullptr) {}
+  Float* rows;
+  Float* columns;
+  Float* weighted;
+};
+
+int64_t FloatsOf(const Shape& shape, bool weights) {
+  return shape[0] + (weights ? 2 : 1) * kernels::PaddedColumns(shape[1]);
+}
+
+// One pass; moves the momentum, if there is one.
+void LeaveSums(TensorView gradient, float scale, const AdaptiveStep& step, uint64_t momentum_key,
+               TensorView row_moments, const SumsOf<float>& sums) {
+  const int64_t columns = gradient.columns();
+  const int64_t padded = kernels::PaddedColumns(columns);
+  const RowBlocks blocks(gradient.rows());
+  // Of each block over columns, one or two kinds.
+  const bool weighted = sums.weighted != nullptr;
+  const auto scratch =
+      std::make_unique_for_overwrite<float[]>((weighted ? 2 : 1) * blocks.count * padded);
+  float* column_sums = scratch.get();
+  float* weighted_sums = weighted ? column_sums + blocks.count * padded : nullptr;
+  const kernels::Decay row_decay = DecayOf(step, scale, columns);
+  ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
+    kernels::FactoredSums(gradient, scale, step.momentum, step.beta1, momentum_key, begin, end,
+                          sums.rows, column_sums + block * padded, row_moments.as<float>(),
+                          row_decay, weighted ? weighted_sums + block * padded : nullptr);
+  });
+  AddBlocks(blocks, columns, padded, column_sums);
+  std::copy_n(column_sums, padded, sums.columns);
+  if (!weighted) return;
+  AddBlocks(blocks, columns, padded, weighted_sums);
+  std::copy_n(weighted_sums, padded, sums.weighted);
 }
 
 }  // namespace
@@ -68,6 +110,17 @@ void AddSecondMoment(const Shape& shape, bool factored, std::vector<StateSpec>& 
   }
 }
 
+int64_t MeasuredFloatsOfFactored(const Shape& shape, const AdaptiveStep& step) {
+  return FloatsOf(shape, step.rms_clip != 0);
+}
+
+double MeasureFactored(TensorView gradient, TensorView row_moments, const AdaptiveStep& step,
+                       float* measured) {
+  const SumsOf<float> sums(measured, gradient.shape, step.rms_clip != 0);
+  LeaveSums(gradient, 1, step, 0, row_moments, sums);
+  return std::accumulate(sums.rows, sums.rows + gradient.rows(), 0.0);
+}
+
 UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView row_moments,
                             TensorView column_moments, const AdaptiveStep& step,
                             const StepContext& context) {
@@ -77,32 +130,27 @@ UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView r
   const int64_t padded = kernels::PaddedColumns(columns);
   const RowBlocks blocks(rows);
   const bool clipped = step.rms_clip != 0;
-  // Row factors, column factors, then sums of each block over columns, one or two kinds.
+  const bool measured = context.measured != nullptr;
   const auto scratch = std::make_unique_for_overwrite<float[]>(
-      rows + padded + (clipped ? 2 : 1) * blocks.count * padded);
+      rows + padded + (measured ? 0 : FloatsOf(weight.shape, clipped)));
   float* row_factors = scratch.get();
   float* column_factors = row_factors + rows;
-  float* column_sums = column_factors + padded;
-  float* weighted_sums = clipped ? column_sums + blocks.count * padded : nullptr;
+  if (!measured) {
+    LeaveSums(gradient, context.gradient_scale, step, kernels::MomentumKey(context.rounding_key),
+              row_moments, SumsOf<float>(column_factors + padded, weight.shape, clipped));
+  }
+  const SumsOf<const float> sums(measured ? context.measured : column_factors + padded,
+                                 weight.shape, clipped);
+  const bool weighted = clipped && (!measured || context.gradient_scale == 1);
 
-  const kernels::Decay row_decay = DecayOf(step, context.gradient_scale, columns);
-  const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
-  ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
-    kernels::FactoredSums(gradient, context.gradient_scale, step.momentum, step.beta1, momentum_key,
-                          begin, end, row_factors, column_sums + block * padded,
-                          row_moments.as<float>(), row_decay,
-                          clipped ? weighted_sums + block * padded : nullptr);
-  });
-  AddBlocks(blocks, columns, padded, column_sums);
-  if (clipped) AddBlocks(blocks, columns, padded, weighted_sums);
-
-  // From here on row_factors[i] = correction / sqrt(max(vr / mean, row_floor)), from row sums in
-  // place, and column_factors[j] = 1 / sqrt(max(vc, floor)).
-  const double row_mean =
-      kernels::DecayMoments(row_moments.as<float>(), row_factors, rows, row_decay) /
-      static_cast<double>(rows);
-  const double column_mean = kernels::DecayMoments(column_moments.as<float>(), column_sums, columns,
-                                                   DecayOf(step, context.gradient_scale, rows)) /
+  // row_factors[i] = correction / sqrt(max(vr / mean, row_floor)), and column_factors[j] =
+  // 1 / sqrt(max(vc, floor)).
+  const float scale = context.gradient_scale;
+  const double row_mean = kernels::DecayMoments(row_moments.as<float>(), sums.rows, rows,
+                                                DecayOf(step, scale, columns)) /
+                          static_cast<double>(rows);
+  const double column_mean = kernels::DecayMoments(column_moments.as<float>(), sums.columns,
+                                                   columns, DecayOf(step, scale, rows)) /
                              static_cast<double>(columns);
   const double mean = std::max(row_mean, step.smallest_mean);
   const float correction = static_cast<float>(CorrectionOf(step, context));
@@ -115,10 +163,10 @@ UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView r
 
   const kernels::Stored numerator = NumeratorOf(step, gradient);
   double squares = 0;
-  if (clipped && floored_rows == 0) {
+  if (weighted && floored_rows == 0) {
     for (int64_t j = 0; j < columns; ++j) {
       const double factor = column_factors[j];
-      squares += factor * factor * weighted_sums[j];
+      squares += factor * factor * sums.weighted[j];
     }
     squares *= mean * correction * correction;
   } else if (clipped) {

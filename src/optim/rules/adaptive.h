@@ -39,7 +39,17 @@ struct AdaptiveStep {
 // The state that the updates below move: row and column moments of a matrix, or one an element.
 void AddSecondMoment(const Shape& shape, bool factored, std::vector<StateSpec>& state);
 
-// Two passes over a matrix. Reports columns whose second moment is floored.
+// What MeasureFactored leaves of a gradient [rows, columns].
+int64_t MeasuredFloatsOfFactored(const Shape& shape, const AdaptiveStep& step);
+// The sum of squares of a gradient that no momentum takes in. Leaves for UpdateFactored the sums
+// over rows and columns and, where there is a bound, those over columns weighted by the rows'
+// moments as they will be if the gradient's scale is 1.
+double MeasureFactored(TensorView gradient, TensorView row_moments, const AdaptiveStep& step,
+                       float* measured);
+
+// Two passes over a matrix, one where the gradient was measured. Where the scale turned out not to
+// be 1, the bound takes a pass of its own: weights of rows do not follow from those of another
+// scale. Reports columns whose second moment is floored.
 UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView row_moments,
                             TensorView column_moments, const AdaptiveStep& step,
                             const StepContext& context);

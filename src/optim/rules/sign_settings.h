@@ -24,7 +24,7 @@ inline kernels::SignStep StepOf(const SignSettings& settings, const StepContext&
           .beta1 = settings.beta1,
           .beta2 = settings.beta2,
           .keep = KeepOf(context),
-          .step = context.learning_rate};
+          .rate = context.learning_rate};
 }
 
 }  // namespace terrace

@@ -6,8 +6,8 @@
 // X is never stored: Sinkhorn's alternation only ever scales rows and columns of x, so that a
 // factor a row and one a column say it all.
 //
-// momentum `hidden_f32` and `hidden_bf16`: the gradient buffer b itself, b <- beta b + g, is the
-// momentum (x = (1 - beta) b); it costs no optimizer state, and gradients that outlive their step.
+// momentum `hidden_f32` and `hidden_bf16`: a hidden buffer, the gradient buffer b itself,
+// b <- beta b + g, is the momentum (x = (1 - beta) b); it costs no optimizer state.
 // One of bfloat16 needs weights of bfloat16.
 // grouping `layer`: all experts' matrices of one kind in a layer are normalized as one, stacked by
 // rows. direction `sign`: sign(x) for X.
@@ -211,7 +211,7 @@ class SinkGd final : public Rule {
         .beta1 = settings_.beta,
         .beta2 = settings_.beta,
         .keep = KeepOf(context),
-        .step = static_cast<float>(context.learning_rate * settings_.scale)};
+        .rate = static_cast<float>(context.learning_rate * settings_.scale)};
     const TensorView momentum = StatedMomentum() ? update.state[0] : TensorView{};
     const TensorView weight = update.parameter->value;
     ParallelFor(weight.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {

@@ -83,9 +83,38 @@ class SkewAdam final : public Rule {
     return state;
   }
 
+  int64_t MeasuredFloats(const Parameter& parameter) const override {
+    const Shape& shape = parameter.value.shape;
+    return Factored(shape) && !HasMomentum() ? MeasuredFloatsOfFactored(shape, StepOf(1)) : 0;
+  }
+
+  double Measure(const Parameter& parameter, TensorView gradient, std::span<const TensorView> state,
+                 int64_t tensor_step, float* measured) const override {
+    if (measured == nullptr) {
+      return Rule::Measure(parameter, gradient, state, tensor_step, measured);
+    }
+    return MeasureFactored(gradient, state[0], StepOf(tensor_step), measured);
+  }
+
   // Floored entries are columns (vc) of a factored tensor and elements (v) of an exact one.
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
+    AdaptiveStep step = StepOf(context.tensor_step);
+    if (HasMomentum()) {
+      const bool quantized = settings_.momentum == Momentum::kInt8;
+      step.momentum = {state[0], quantized ? state[1] : TensorView{}};
+      state = state.subspan(quantized ? 2 : 1);
+    }
+    return Factored(parameter.value.shape)
+               ? UpdateFactored(parameter.value, gradient, state[0], state[1], step, context)
+               : UpdateExact(parameter.value, gradient, state[0], step, context);
+  }
+
+ private:
+  bool HasMomentum() const { return settings_.momentum != Momentum::kNone; }
+
+  // But for the momentum.
+  AdaptiveStep StepOf(int64_t tensor_step) const {
     AdaptiveStep step{.beta1 = settings_.beta1,
                       .beta2 = settings_.beta2,
                       .rms_clip = settings_.rms_clip,
@@ -97,21 +126,11 @@ class SkewAdam final : public Rule {
       step.smallest_mean = step.floor = kSmallestMoment;
       step.relative_floor = settings_.eps;
     }
-    const double s = static_cast<double>(context.tensor_step);
+    const double s = static_cast<double>(tensor_step);
     step.correction = std::sqrt(1 - std::pow(settings_.beta2, s));
-    if (HasMomentum()) {
-      const bool quantized = settings_.momentum == Momentum::kInt8;
-      step.momentum = {state[0], quantized ? state[1] : TensorView{}};
-      step.correction *= 1 / (1 - std::pow(settings_.beta1, s));
-      state = state.subspan(quantized ? 2 : 1);
-    }
-    return Factored(parameter.value.shape)
-               ? UpdateFactored(parameter.value, gradient, state[0], state[1], step, context)
-               : UpdateExact(parameter.value, gradient, state[0], step, context);
+    if (HasMomentum()) step.correction *= 1 / (1 - std::pow(settings_.beta1, s));
+    return step;
   }
-
- private:
-  bool HasMomentum() const { return settings_.momentum != Momentum::kNone; }
 
   bool Factored(const Shape& shape) const {
     return settings_.second_moment == SecondMoment::kFactored && shape.rank() == 2;

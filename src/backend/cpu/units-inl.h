@@ -1,25 +1,28 @@
-// What the optimizer's SIMD kernels share; compiled once for each instruction set.
+// What kernels share whose results are the same bits on all instruction sets, and those that round
+// to bfloat16 stochastically: those of the optimizer, and sums of gradients. Compiled once for each
+// instruction set.
 //
 // Kernels process units of kUnit elements. A unit that is cut short by the end of a row is copied
 // into a zero-padded buffer and back, so that the arithmetic exists only once. Sums keep one
 // accumulator for each of kHalfUnit lanes whatever the vector width and are reduced in one fixed
 // order: all instruction sets with fused multiply-add give the same bits.
 
-#if defined(TERRACE_OPTIM_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TERRACE_OPTIM_KERNELS_SIMD_INL_H_
-#undef TERRACE_OPTIM_KERNELS_SIMD_INL_H_
+#if defined(TERRACE_BACKEND_CPU_UNITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERRACE_BACKEND_CPU_UNITS_INL_H_
+#undef TERRACE_BACKEND_CPU_UNITS_INL_H_
 #else
-#define TERRACE_OPTIM_KERNELS_SIMD_INL_H_
+#define TERRACE_BACKEND_CPU_UNITS_INL_H_
 #endif
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "core/dtype.h"
-#include "optim/kernels/stochastic_rounding.h"
+#include "core/stochastic_rounding.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
@@ -181,6 +184,33 @@ HWY_INLINE void ForUnits(int64_t count, const Unit& unit, T*... arrays) {
   }
 }
 
+// to[columns] (+)= from[columns], rounded stochastically: columns [first, first + columns) of row
+// `row` of a matrix of `width` columns, each row in stripes of its own. `first` is a multiple of
+// kUnit.
+HWY_INLINE void RoundRow(const float* from, int64_t first, int64_t columns, int64_t width,
+                         int64_t row, bool add, uint64_t rounding_key, BF16* to) {
+  const int64_t stripes = (width + kStripe - 1) / kStripe;
+  for (int64_t j = first; j < first + columns;) {
+    const int64_t count = std::min(first + columns, (j / kStripe + 1) * kStripe) - j;
+    UnitStore<BF16> store(StripeKey(rounding_key, row * stripes + j / kStripe),
+                          j % kStripe / kUnit);
+    ForUnits(
+        count,
+        [&](int64_t, const float* x, BF16* sum) HWY_ATTR {
+          const auto added = [&](int64_t at)
+                                 HWY_ATTR { return hn::Add(Load(sum + at), Load(x + at)); };
+          const auto replaced = [&](int64_t at) HWY_ATTR { return Load(x + at); };
+          if (add) {
+            store(added, sum);
+          } else {
+            store(replaced, sum);
+          }
+        },
+        from + (j - first), to + (j - first));
+    j += count;
+  }
+}
+
 // How many zeros pad the last unit of `count` elements; they count as floored, for example.
 HWY_INLINE int64_t PaddingOf(int64_t count) { return (kUnit - count % kUnit) % kUnit; }
 
@@ -196,4 +226,4 @@ HWY_INLINE void ForVectors(const Vector& vector) {
 }  // namespace terrace::kernels
 HWY_AFTER_NAMESPACE();
 
-#endif  // TERRACE_OPTIM_KERNELS_SIMD_INL_H_
+#endif  // TERRACE_BACKEND_CPU_UNITS_INL_H_
