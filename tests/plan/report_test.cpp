@@ -14,7 +14,7 @@
 #include "plan/bytes.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
-#include "train/fields.h"
+#include "core/settings.h"
 #include "train/trainer.h"
 
 namespace terrace {

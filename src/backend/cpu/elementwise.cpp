@@ -29,8 +29,6 @@ void ConvertBlock(const TensorView& x, const TensorView& y, int64_t begin, int64
   (IsBF16(x) ? ConvertOf<BF16, float> : ConvertOf<float, BF16>)(x, y, begin, end);
 }
 
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace terrace
