@@ -150,7 +150,7 @@ class Declaration {
     parameter.id = std::ssize(parameters_) - 1;
     parameter.layer = layer;
     parameter.expert = expert;
-    parameter.init_std = deviation;
+    parameter.init_std = stddev;
     parameter.init_constant = constant;
     return parameter;
   }

@@ -24,8 +24,7 @@ template <typename T>
 void FillNormal(T* values, int64_t count, float stddev, uint64_t key) {
   ParallelFor((count + 1) / 2, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin; pair < end; ++pair) {
-      const float radius =
-          deviation * std::sqrt(-2.0f * std::log(Uniform(RandomBits(key, 2 * pair))));
+      const float radius = stddev * std::sqrt(-2.0f * std::log(Uniform(RandomBits(key, 2 * pair))));
       const float angle = 2.0f * std::numbers::pi_v<float> * Uniform(RandomBits(key, 2 * pair + 1));
       values[2 * pair] = RoundedTo(T{}, radius * std::cos(angle));
       if (2 * pair + 1 < count) values[2 * pair + 1] = RoundedTo(T{}, radius * std::sin(angle));

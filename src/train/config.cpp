@@ -124,7 +124,7 @@ std::vector<Field> FieldsOf(RunConfig& config) {
       {"model.experts", &model.experts, "per MoE layer", 0, 1'000'000},
       {"model.expert_width", &model.expert_width, "0: ffn_width", 0, INT32_MAX},
       {"model.tied_head", &model.tied_head, "the head is the embedding"},
-      {"model.init_std", &model.init_std, "of matrices at the start", 0, 10},
+      {"model.init_deviation", &model.init_deviation, "of matrices at the start", 0, 10},
       {"model.router.score", Choice(router.score, kScoreNames), "softmax"},
       {"model.router.top_k", &router.top_k, "experts per token", 1, 1'000'000},
       {"model.router.normalize_weights", &router.normalize_weights,

@@ -163,7 +163,7 @@ class TestModel {
   void Randomize(uint64_t seed, double stddev) {
     for (Parameter& parameter : model_.parameters()) {
       for (int64_t i = 0; i < parameter.value.size(); ++i) {
-        const double noise = deviation * RandomNormal(MixKeys(seed, parameter.id), i);
+        const double noise = stddev * RandomNormal(MixKeys(seed, parameter.id), i);
         SetElement(parameter.value, i, parameter.init_constant + noise);
       }
     }

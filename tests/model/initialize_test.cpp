@@ -17,7 +17,7 @@ ModelConfig Config() {
 }
 
 struct Moments {
-  double mean = 0, deviation = 0;
+  double mean = 0, stddev = 0;
 };
 Moments MomentsOf(const TensorView& value) {
   Moments moments;
@@ -38,17 +38,17 @@ TEST(InitializeTest, DistributionOfEveryParameter) {
     double stddev = 0.05, mean = 0;
     if (parameter.name.ends_with("out_proj.weight") ||
         parameter.name.ends_with("down_proj.weight")) {
-      deviation = 0.05 / 2;  // / sqrt(2 * layers)
+      stddev = 0.05 / 2;  // / sqrt(2 * layers)
     }
-    if (parameter.population == Population::kRouter) deviation = 0;
+    if (parameter.population == Population::kRouter) stddev = 0;
     if (parameter.population == Population::kNorm) {
-      deviation = 0;
+      stddev = 0;
       mean = parameter.name.ends_with("weight") ? 1 : 0;
     }
     // Five standard errors, and the rounding of the sums.
     const double count = static_cast<double>(parameter.value.size());
-    EXPECT_NEAR(moments.mean, mean, 1e-12 + 5 * deviation / std::sqrt(count)) << parameter.name;
-    EXPECT_NEAR(moments.stddev, deviation, 1e-12 + 5 * deviation / std::sqrt(2 * count))
+    EXPECT_NEAR(moments.mean, mean, 1e-12 + 5 * stddev / std::sqrt(count)) << parameter.name;
+    EXPECT_NEAR(moments.stddev, stddev, 1e-12 + 5 * stddev / std::sqrt(2 * count))
         << parameter.name;
   }
   // A normal distribution has a kurtosis of 3, with a standard error of sqrt(24 / n).

@@ -68,7 +68,7 @@ inline std::vector<float> ValuesOf(TensorView view) {
 // Uniform with mean 0, rounded to what bfloat16 holds so that both dtypes can start alike.
 inline std::vector<float> RandomValues(int64_t size, double stddev, uint64_t key) {
   std::vector<float> values(size);
-  const double width = deviation * std::sqrt(12.0);
+  const double width = stddev * std::sqrt(12.0);
   for (int64_t i = 0; i < size; ++i) {
     values[i] = ToFloat(ToBF16(static_cast<float>(width * (RandomUniform(key, i) - 0.5))));
   }
