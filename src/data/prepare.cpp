@@ -125,7 +125,7 @@ class PieceWriter {
     const std::vector<std::span<const Piece>> blocks = BlocksOf(pieces);
     if (tokens_.size() < blocks.size()) tokens_.resize(blocks.size());
     ParallelFor(static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
-      TokenEncoder& encoder = encoders_[static_cast<size_t>(omp_get_thread_num())];
+      TokenEncoder& encoder = encoders_[static_cast<size_t>(ThreadNumber())];
       for (int64_t i = begin; i < end; ++i) {
         auto& tokens = tokens_[static_cast<size_t>(i)];
         for (auto& of_split : tokens) of_split.clear();

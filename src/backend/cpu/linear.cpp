@@ -188,7 +188,7 @@ void RunTasks(Backend& backend, Matmul& matmul, const RowProducts& products,
     matmul.Run(products.On(task, products.x.Rows(task.first_row, task.rows),
                            products.w[static_cast<size_t>(task.group)],
                            products.y.Rows(task.first_row, task.rows)),
-               /*parallel=*/false, pads.data + omp_get_thread_num() * bound, bound);
+               /*parallel=*/false, pads.data + ThreadNumber() * bound, bound);
   });
 }
 
