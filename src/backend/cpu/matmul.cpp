@@ -9,7 +9,9 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "core/arena.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/rng.h"
 
 namespace terrace {
@@ -21,7 +23,7 @@ constexpr size_t kMaxPrimitives = 1024;
 struct Key {
   int64_t m, n, k;
   int64_t a_stride, b_stride, c_stride;
-  bool a_transposed, b_transposed, add, parallel, own_scratch;
+  bool a_transposed, b_transposed, add, own_scratch;
   DType inputs, output;
   Kernel kernel;
 
@@ -30,10 +32,10 @@ struct Key {
 
 struct KeyHash {
   size_t operator()(const Key& key) const {
-    const uint64_t flags =
-        key.a_transposed | key.b_transposed << 1 | key.add << 2 | key.parallel << 3 |
-        key.own_scratch << 4 | static_cast<uint64_t>(key.inputs) << 8 |
-        static_cast<uint64_t>(key.output) << 16 | static_cast<uint64_t>(key.kernel) << 24;
+    const uint64_t flags = key.a_transposed | key.b_transposed << 1 | key.add << 2 |
+                           key.own_scratch << 3 | static_cast<uint64_t>(key.inputs) << 8 |
+                           static_cast<uint64_t>(key.output) << 16 |
+                           static_cast<uint64_t>(key.kernel) << 24;
     return MixKeys(key.m, key.n, key.k, key.a_stride, key.b_stride, key.c_stride, flags);
   }
 };
@@ -43,7 +45,7 @@ struct Primitive {
   dnnl::matmul matmul;
 };
 
-Key KeyOf(const Product& product, bool parallel, bool own_scratch) {
+Key KeyOf(const Product& product, bool own_scratch) {
   TERRACE_CHECK(product.a.dtype == product.b.dtype, "inputs are {} and {}", NameOf(product.a.dtype),
                 NameOf(product.b.dtype));
   return {.m = product.kernel == Kernel::kAnyM ? DNNL_RUNTIME_DIM_VAL : product.m,
@@ -55,7 +57,6 @@ Key KeyOf(const Product& product, bool parallel, bool own_scratch) {
           .a_transposed = product.a.transposed,
           .b_transposed = product.b.transposed,
           .add = product.add,
-          .parallel = parallel,
           .own_scratch = own_scratch,
           .inputs = product.a.dtype,
           .output = product.c.dtype,
@@ -85,18 +86,47 @@ Descriptors DescriptorsOf(const Key& key) {
 }
 
 // oneDNN plans a product for the number of threads that OpenMP would use now, and some of its
-// kernels ask again when they run.
-class PlannedThreads {
+// kernels ask again when they run. It is left one: all threads are in core/parallel.h, where those
+// that wait do not take processors from others.
+class OneThread {
  public:
-  explicit PlannedThreads(bool parallel) : before_(omp_get_max_threads()) {
-    if (!parallel) omp_set_num_threads(1);
-  }
-  ~PlannedThreads() { omp_set_num_threads(before_); }
-  PlannedThreads(const PlannedThreads&) = delete;
-  PlannedThreads& operator=(const PlannedThreads&) = delete;
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
 
  private:
   int before_;
+};
+
+// How all threads share a product: some columns of the result each.
+struct ColumnParts {
+  explicit ColumnParts(const Product& product) : columns(product.n) {
+    constexpr int64_t kLine = 16;  // no cache line belongs to two parts
+    const int64_t lines = (columns + kLine - 1) / kLine;
+    width = kLine * ((lines + MaxThreads() - 1) / MaxThreads());
+    count = (columns + width - 1) / width;
+  }
+
+  Product Of(const Product& product, int64_t part) const {
+    const int64_t first = part * width;
+    Product result = product;
+    result.n = std::min(width, columns - first);
+    const int64_t b_elements = first * (product.b.transposed ? product.b.stride : 1);
+    if (product.b.data != nullptr) result.b.data += b_elements * BytesOf(product.b.dtype);
+    if (product.c.data != nullptr) result.c.data += first * BytesOf(product.c.dtype);
+    return result;
+  }
+
+  // Of all parts, where bytes(product) is what a part needs.
+  template <typename Bytes>
+  int64_t ScratchBytes(const Product& product, const Bytes& bytes) const {
+    if (count == 0) return 0;
+    return count *
+           Arena::Aligned(std::max<int64_t>(bytes(Of(product, 0)), bytes(Of(product, count - 1))));
+  }
+
+  int64_t columns, width, count;
 };
 
 }  // namespace
@@ -110,7 +140,7 @@ struct Matmul::Cache {
   std::unordered_map<Key, int64_t, KeyHash> bounds;
 
   dnnl::matmul::primitive_desc Describe(const Key& key) {
-    const PlannedThreads threads(key.parallel);
+    const OneThread one_thread;
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(key.own_scratch ? dnnl::scratchpad_mode::library
                                                    : dnnl::scratchpad_mode::user);
@@ -136,7 +166,7 @@ struct Matmul::Cache {
       index.erase(newest_first.back().first);
       newest_first.pop_back();
     }
-    const PlannedThreads threads(key.parallel);
+    const OneThread one_thread;
     const dnnl::matmul::primitive_desc description = Describe(key);
     auto primitive = std::make_shared<const Primitive>(
         Primitive{description.scratchpad_desc(), dnnl::matmul(description)});
@@ -156,7 +186,11 @@ Matmul::~Matmul() = default;
 
 int64_t Matmul::ScratchBytes(const Product& product, bool parallel) {
   if (product.m == 0 || product.n == 0 || product.k == 0) return 0;
-  const Key key = KeyOf(product, parallel, false);
+  if (parallel) {
+    return ColumnParts(product).ScratchBytes(
+        product, [&](const Product& part) { return ScratchBytes(part, /*parallel=*/false); });
+  }
+  const Key key = KeyOf(product, false);
   const std::lock_guard lock(cache_->mutex);
   // A plan of many experts asks thousands of times for few products.
   if (const auto found = cache_->scratch_bytes.find(key); found != cache_->scratch_bytes.end()) {
@@ -168,10 +202,15 @@ int64_t Matmul::ScratchBytes(const Product& product, bool parallel) {
 }
 
 int64_t Matmul::ScratchBound(Product product, Axis axis, int64_t limit, bool parallel) {
-  if (product.kernel != Kernel::kBlocked) return ScratchBytes(product, parallel);
+  if (parallel) {
+    return ColumnParts(product).ScratchBytes(product, [&](const Product& part) {
+      return ScratchBound(part, axis, limit, /*parallel=*/false);
+    });
+  }
+  if (product.kernel != Kernel::kBlocked) return ScratchBytes(product, /*parallel=*/false);
   int64_t& size = axis == Axis::kM ? product.m : product.k;
   size = limit;
-  const Key family = KeyOf(product, parallel, false);
+  const Key family = KeyOf(product, false);
   if (const auto found = cache_->bounds.find(family); found != cache_->bounds.end()) {
     return found->second;
   }
@@ -180,11 +219,11 @@ int64_t Matmul::ScratchBound(Product product, Axis axis, int64_t limit, bool par
   for (int64_t power = 1; power <= limit; power *= 2) {
     for (int64_t sample : {power - 1, power, power + 1, power + power / 2}) {
       size = std::clamp<int64_t>(sample, 1, limit);
-      bound = std::max(bound, ScratchBytes(product, parallel));
+      bound = std::max(bound, ScratchBytes(product, /*parallel=*/false));
     }
   }
   size = limit;
-  bound = std::max(bound, ScratchBytes(product, parallel));
+  bound = std::max(bound, ScratchBytes(product, /*parallel=*/false));
   cache_->bounds.emplace(family, bound);
   return bound;
 }
@@ -200,7 +239,15 @@ void Matmul::Run(const Product& product, bool parallel, std::byte* scratch, int6
     }
     return;
   }
-  Key key = KeyOf(product, parallel, false);
+  if (parallel) {
+    const ColumnParts parts(product);
+    const int64_t part_bytes = scratch_bytes / parts.count / Arena::kAlignment * Arena::kAlignment;
+    ParallelFor(parts.count, 1, [&](int64_t part, int64_t) {
+      Run(parts.Of(product, part), /*parallel=*/false, scratch + part * part_bytes, part_bytes);
+    });
+    return;
+  }
+  Key key = KeyOf(product, false);
   std::shared_ptr<const Primitive> primitive = cache_->Get(key);
   const bool fits = static_cast<int64_t>(primitive->scratchpad.get_size()) <= scratch_bytes;
   if (!fits) {
@@ -220,7 +267,7 @@ void Matmul::Run(const Product& product, bool parallel, std::byte* scratch, int6
     arguments.emplace(DNNL_ARG_SCRATCHPAD,
                       dnnl::memory(primitive->scratchpad, cache_->engine, scratch));
   }
-  const PlannedThreads threads(parallel);
+  const OneThread one_thread;
   primitive->matmul.execute(stream, arguments);
 }
 
