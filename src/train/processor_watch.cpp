@@ -33,7 +33,7 @@ std::optional<std::string> ProcessorWatch::Step(double seconds) {
   const auto too_many = static_cast<int64_t>(std::ceil(waiting));
   return fmt::format(
       "other processes use the processors too: of {} threads {:.1f} wait for one at any time; "
-      "training.threads = {} would be faster while they do",
+      "training.threads = {} may be faster while they do",
       threads_, waiting, std::max<int64_t>(1, threads_ - too_many));
 }
 

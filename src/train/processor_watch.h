@@ -26,7 +26,7 @@ class ProcessorWatch {
       : threads_(threads), waiting_(std::move(waiting)) {}
 
   // After every step, with the seconds of the run so far. Once in a run: a warning on one line that
-  // names how many threads would be faster.
+  // names how many threads may be faster.
   std::optional<std::string> Step(double seconds);
 
  private:
