@@ -60,7 +60,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains Mixture-of-Experts language models in little memory.", "terrace");
   app.set_version_flag("--version", "terrace " TERRACE_VERSION);
   app.require_subcommand(1);
-  app.footer("The environment's TERRACE_MAX_ISA=avx2 or avx512 caps the instruction set.");
+  app.footer(
+      "The environment's TERRACE_MAX_ISA=avx2, avx512 or avx512_bf16 caps the instruction set.");
   terrace::AddTrainCommand(app);
   terrace::AddPlanCommand(app);
   terrace::AddEvalCommand(app);

@@ -39,8 +39,10 @@ void CapInstructionSet(std::string_view name) {
     hwy::DisableTargets(HWY_AVX3 | HWY_AVX3_DL);
   } else if (name == "avx512") {
     dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core);
+  } else if (name == "avx512_bf16") {
+    dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core_bf16);
   } else {
-    Fail("instruction set {}: known are avx2 and avx512", name);
+    Fail("instruction set {}: known are avx2, avx512 and avx512_bf16", name);
   }
 }
 

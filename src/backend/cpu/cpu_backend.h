@@ -81,9 +81,9 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Matmul> matmul_;
 };
 
-// Caps the instruction set that every kernel and product uses, for tests and comparisons: "avx2"
-// or "avx512" (without bfloat16 products). Takes effect only before the first operation of the
-// process. Throws Error for other names.
+// Caps the instruction set that every kernel and product uses, for tests and comparisons:
+// "avx2", "avx512" (without bfloat16 products) or "avx512_bf16" (without AMX). Takes effect only
+// before the first operation of the process. Throws Error for other names.
 void CapInstructionSet(std::string_view name);
 
 }  // namespace terrace
