@@ -148,7 +148,7 @@ void WordCounter::Add(std::span<const std::string_view> texts) {
   };
   counts_.resize(std::max(counts_.size(), static_cast<size_t>(MaxThreads())));
   ParallelFor(static_cast<int64_t>(texts.size()), 1, [&](int64_t begin, int64_t end) {
-    Counts& counts = counts_[static_cast<size_t>(omp_get_thread_num())];
+    Counts& counts = counts_[static_cast<size_t>(ThreadNumber())];
     WordIterator words(splitter_);
     for (int64_t i = begin; i < end; ++i) {
       words.Start(texts[static_cast<size_t>(i)]);

@@ -110,7 +110,7 @@ class PieceWriter {
     const std::vector<Block> blocks = BlocksOf(pieces);
     if (tokens_.size() < blocks.size()) tokens_.resize(blocks.size());
     ParallelFor(std::ssize(blocks), 1, [&](int64_t begin, int64_t end) {
-      TokenEncoder& encoder = encoders_[static_cast<size_t>(omp_get_thread_num())];
+      TokenEncoder& encoder = encoders_[static_cast<size_t>(ThreadNumber())];
       for (size_t i = static_cast<size_t>(begin); std::cmp_less(i, end); ++i) {
         for (auto& of_split : tokens_[i]) of_split.clear();
         for (size_t piece = blocks[i].begin; piece < blocks[i].end; ++piece) {

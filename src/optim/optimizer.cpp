@@ -203,7 +203,7 @@ PopulationReports Optimizer::Apply(std::span<const Update> updates, float learni
   ParallelFor(count, 1, [&](int64_t i, int64_t) {
     StepContext& context = small[i].context;
     context.all_threads = false;
-    if (!dry_) context.scratch = scratch + omp_get_thread_num() * small_scratch_bytes_;
+    if (!dry_) context.scratch = scratch + ThreadNumber() * small_scratch_bytes_;
     // Where threads keep pace, the one after next for this thread.
     if (i + threads < count) context.next_gradient = small[i + threads].gradient;
     reports[positions[i]] = Run(small[i]);

@@ -7,6 +7,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/rng.h"
 #include "data/batches.h"
 #include "data/tokenizer_files.h"
@@ -14,6 +15,7 @@
 #include "optim/release_sink.h"
 #include "train/checkpoint.h"
 #include "train/measure.h"
+#include "train/processor_watch.h"
 #include "train/run_data.h"
 #include "train/run_folder.h"
 #include "train/step.h"
@@ -279,6 +281,8 @@ TrainResult Train(const ResolvedRun& resolved, const fs::path& run_folder,
   }
 
   CollapseWatch collapse(config.model.router.top_k);
+  ProcessorWatch processors(MaxThreads());
+  const auto started = std::chrono::steady_clock::now();
   TrainResult result;
   int64_t saved_step = latest ? state.step : -1;
   const auto save = [&] {
@@ -325,6 +329,8 @@ TrainResult Train(const ResolvedRun& resolved, const fs::path& run_folder,
     for (const LayerRouting& layer : report.losses.routing) {
       if (const auto warning = collapse.Step(layer)) warn(*warning);
     }
+    const std::chrono::duration<double> so_far = std::chrono::steady_clock::now() - started;
+    if (const auto warning = processors.Step(so_far.count())) warn(*warning);
     result.interrupted = !last && callbacks.stop && callbacks.stop();
     if (due(training.checkpoint_interval) || last || result.interrupted) save();
   }

@@ -163,7 +163,7 @@ TEST_P(EveryRuleTest, ThreadsDoNotMatter) {
   ForTypes([&](const Types& types) {
     for (const Shape& shape : {Shape{261, 70}, Shape{131101}}) {
       std::vector<std::byte> one;
-      for (const int count : {1, 2, 3}) {
+      for (const int count : {1, 2, 3, 4}) {
         const auto bench = Bench(shape, types);
         if (bench == nullptr) continue;
         omp_set_num_threads(count);

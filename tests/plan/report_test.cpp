@@ -10,11 +10,11 @@
 #include <sstream>
 
 #include "core/atomic_file.h"
+#include "core/settings.h"
 #include "model/presets.h"
 #include "plan/bytes.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
-#include "core/settings.h"
 #include "train/trainer.h"
 
 namespace terrace {
@@ -139,7 +139,7 @@ TEST(AdviceTest, SameResultsAreTheSame) {
     bool split = false;
     for (const Suggestion& suggestion :
          Advise(config, INT64_MAX, [](const RunConfig&) { return 1; }).fitting) {
-      const bool splits = suggestion.settings[0].starts_with("training.micro_batch=");
+      const bool splits = suggestion.settings[0].starts_with("training.micro_batch_size=");
       if (splits) {
         EXPECT_EQ(suggestion.changes_numbers, c.splitting_changes);
       }
@@ -182,7 +182,7 @@ TEST(AdviceTest, KnowsWhatDependsOnTheMicroBatch) {
   const std::string quiet = "model.router.noise_scale=0";
   const std::string unclipped = "optimizer.clipping=none";
   const std::string bf16 = "training.gradient_dtype=bf16";
-  const std::string halves = "training.micro_batch=", release = "training.sink=release";
+  const std::string halves = "training.micro_batch_size=", release = "training.sink=release";
   EXPECT_FALSE(changes({unbalanced, quiet}, halves));
   EXPECT_TRUE(changes({unbalanced, "model.router.noise_scale=0.1"}, halves));
   EXPECT_TRUE(changes({unbalanced, quiet, bf16}, halves));

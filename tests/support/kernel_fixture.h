@@ -57,13 +57,14 @@ class KernelTest : public testing::TestWithParam<int64_t> {
     return copy;
   }
 
-  // Runs `operation` with one, two and five threads; it returns a tensor, whose bytes must agree.
+  // Runs `operation` with one, two, four and five threads; it returns a tensor, whose bytes must
+  // agree.
   template <typename Operation>
   void ExpectSameForAnyThreads(const Operation& operation) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     const TensorView expected = operation();
-    for (const int count : {2, 5}) {
+    for (const int count : {2, 4, 5}) {
       omp_set_num_threads(count);
       EXPECT_TRUE(SameBytes(operation(), expected)) << count << " threads";
     }

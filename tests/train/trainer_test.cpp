@@ -78,6 +78,25 @@ TEST_F(TrainerTest, SameSeedSameBytesAndAnotherSeedOthers) {
   EXPECT_NE(RepeatableParts(folder_ / "a"), RepeatableParts(folder_ / "c"));
 }
 
+TEST_F(TrainerTest, RunsRepeatOnOneTwoAndFourThreads) {
+  config_.training.steps = 3;
+  config_.training.micro_batch_size = 7;  // odd sizes: 91 tokens
+  config_.training.sequence_length = 13;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    config_.model.weight_dtype = dtype;
+    for (const int threads : {1, 2, 4}) {
+      SCOPED_TRACE(fmt::format("{}, {} threads", NameOf(dtype), threads));
+      omp_set_num_threads(threads);
+      const auto run = [&](int repeat) {
+        const auto folder = folder_ / fmt::format("{}-{}-{}", NameOf(dtype), threads, repeat);
+        Run(folder);
+        return RepeatableParts(folder);
+      };
+      EXPECT_EQ(run(1), run(2));
+    }
+  }
+}
+
 TEST_F(TrainerTest, TenStepsAndTenMoreAreTwentyBitForBit) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     config_.model.weight_dtype = dtype;

@@ -264,7 +264,7 @@ void CpuBackend::Attention(const AttentionShape& shape, TensorView q, TensorView
   if (dry()) return;
   float* const sums = log_sums.as<float>();
   ParallelFor(shape.batch * shape.kv_heads, 1, [&](int64_t task, int64_t) {
-    const Buffers& b = buffers[static_cast<size_t>(omp_get_thread_num())];
+    const Buffers& b = buffers[static_cast<size_t>(ThreadNumber())];
     const Head head(g, task);
     float* const block_sums = reinterpret_cast<float*>(b.log_sums);
     for (int64_t index = 0; index < g.blocks(); ++index) {
@@ -316,7 +316,7 @@ void CpuBackend::AttentionBackward(const AttentionShape& shape, TensorView q, Te
   const size_t sums_bytes =
       static_cast<size_t>(shape.key_length * shape.head_width) * sizeof(float);
   ParallelFor(shape.batch * shape.kv_heads, 1, [&](int64_t task, int64_t) {
-    const Buffers& b = buffers[static_cast<size_t>(omp_get_thread_num())];
+    const Buffers& b = buffers[static_cast<size_t>(ThreadNumber())];
     const Head head(g, task);
     float* const block_sums = reinterpret_cast<float*>(b.log_sums);
     float* const deltas = reinterpret_cast<float*>(b.deltas);

@@ -349,7 +349,7 @@ void RunCall(Backend& backend, Matmul& matmul, const Call& call, const Method& m
   for (const Group& group : groups) products.AddTiles(group, tiles);
   std::vector<TiledProducts::CopyOfB> copied(static_cast<size_t>(MaxThreads()));
   ParallelFor(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t) {
-    const int thread = omp_get_thread_num();
+    const int64_t thread = ThreadNumber();
     products.Run(tiles[static_cast<size_t>(begin)], scratch.data + thread * bytes,
                  copied[static_cast<size_t>(thread)]);
   });
