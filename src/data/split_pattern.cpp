@@ -430,6 +430,10 @@ class Translator {
   }
 
   Part Character(const Characters& characters, bool negated) {
+    // A single property is faster alone than in a class.
+    if (characters.inside.starts_with("\\p") && !characters.complement.empty()) {
+      return Character(negated ? characters.complement : characters.inside);
+    }
     return Character((negated ? "[^" : "[") + characters.inside + "]");
   }
 
