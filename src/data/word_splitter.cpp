@@ -67,6 +67,9 @@ void WordIterator::Start(std::string_view text, size_t offset) {
   text_ = text;
   offset_ = offset;
   run_end_ = 0;
+  const uint64_t steps = kMinSteps + kStepsPerByte * text.size();
+  pcre2_set_match_limit(static_cast<pcre2_match_context*>(context_.get()),
+                        static_cast<uint32_t>(std::min<uint64_t>(steps, UINT32_MAX)));
   for (Level& level : levels_) level = {std::move(level.code), {}, 0, 0, 0, false};
 }
 
@@ -138,8 +141,6 @@ bool WordIterator::NextMatch(Level& level, std::string_view& word) {
 // At or after level.search; negative when there is no match.
 int WordIterator::Match(const Level& level) {
   auto* context = static_cast<pcre2_match_context*>(context_.get());
-  const uint64_t steps = kMinSteps + kStepsPerByte * level.text.size();
-  pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<uint64_t>(steps, UINT32_MAX)));
   uint32_t options = PCRE2_NO_UTF_CHECK;
   const auto match = [&] {
     return pcre2_match(static_cast<const pcre2_code*>(level.code.get()),

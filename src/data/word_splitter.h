@@ -39,8 +39,8 @@ class WordIterator {
   // errors tell.
   void Start(std::string_view text, size_t offset = 0);
   // False at the end. Throws Error, with the place in the document, when a match takes more than
-  // some hundred steps for each byte and 10 million, or more than 1 GiB of scratch: about 20
-  // million repeats of a group.
+  // a hundred steps for each byte of the text and 10 million, or more than 1 GiB of scratch: about
+  // 20 million repeats of a group.
   bool Next(std::string_view& word);
 
  private:
