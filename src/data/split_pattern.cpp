@@ -483,7 +483,7 @@ class Translator {
       }
     }
     const std::string cases = OtherCases(c);
-    Part part = Character(cases.empty() ? Literal(c) : "[" + Literal(c) + cases + "]");
+    Part part = Character(cases.empty() ? Literal(c) : fmt::format("[{}{}]", Literal(c), cases));
     previous_ = lower;
     return part;
   }

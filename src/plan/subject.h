@@ -18,7 +18,7 @@ struct Subject {
   // means something.
   std::optional<HuggingFaceModel> hugging_face;
 
-  ModelSize size() const { return foreign ? foreign->size : SizeOf(config.model); }
+  ModelSize size() const { return hugging_face ? hugging_face->size : SizeOf(config.model); }
 };
 
 // `source` is a configuration (*.toml), a Hugging Face config.json (*.json, or a folder with one),

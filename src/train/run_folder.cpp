@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <string>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 #include "data/fingerprint.h"
 #include "data/tokenizer_files.h"
@@ -14,6 +15,24 @@
 
 namespace terrace {
 namespace fs = std::filesystem;
+
+namespace {
+
+// Nothing but what a start leaves that failed or was killed before its first step.
+bool HoldsNothing(const RunFolder& run) {
+  if (!fs::is_directory(run.path)) return !fs::exists(run.path);
+  for (const auto& entry : fs::directory_iterator(run.path)) {
+    const fs::path path = entry.path();
+    const bool leftover = path == run.tokenizer() || path == run.tokenizer().string() + ".tmp" ||
+                          path == run.config() || path == run.config().string() + ".tmp" ||
+                          (path == run.metrics() && fs::is_empty(path)) ||
+                          (path == run.checkpoints() && fs::is_empty(path));
+    if (!leftover) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 bool RunFolder::HoldsRun() const { return fs::exists(config()); }
 
@@ -28,6 +47,38 @@ FolderLock::FolderLock(const fs::path& folder)
 
 FolderLock::~FolderLock() {
   if (descriptor_ >= 0) close(descriptor_);
+}
+
+void CheckRunFolder(const RunFolder& run, const ResolvedRun& wanted, bool resume) {
+  if (!resume) {
+    if (HoldsNothing(run)) return;
+    if (run.HoldsRun()) {
+      Fail("{}: holds a run already (--resume continues it)", run.path.string());
+    }
+    Fail("{}: exists and is not an empty folder", run.path.string());
+  }
+  if (!run.HoldsRun()) Fail("{}: holds no run to resume", run.path.string());
+  // A checkpoint's own configuration is the one that it was trained under.
+  const std::optional<fs::path> latest = LatestCheckpoint(run.checkpoints());
+  CheckSameRun(LoadSavedConfig(latest ? *latest / "config.toml" : run.config()), wanted);
+}
+
+void WriteRunFolder(const RunFolder& run, const std::string& config_toml,
+                    const std::optional<Tokenizer>& tokenizer, std::optional<FolderLock>& lock) {
+  std::error_code error;
+  fs::create_directories(run.checkpoints(), error);
+  if (error) Fail("{}: cannot create: {}", run.path.string(), error.message());
+  const bool is_new = !lock;
+  if (is_new) {
+    lock.emplace(run.path);
+    // Another process may have begun, and even ended, a run since the check.
+    if (!HoldsNothing(run)) Fail("{}: holds a run already", run.path.string());
+  }
+  // The one of a run that has begun is never replaced: what its ids mean is settled.
+  if (tokenizer && (is_new || !fs::exists(run.tokenizer()))) {
+    WriteFileAtomically(run.tokenizer(), ToTokenizerJson(*tokenizer));
+  }
+  WriteFileAtomically(run.config(), config_toml);
 }
 
 RunFolder StoredModel::run() const {

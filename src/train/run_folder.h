@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "data/tokenizer.h"
 #include "train/config.h"
@@ -33,6 +34,15 @@ class FolderLock {
  private:
   int descriptor_ = -1;
 };
+
+// Refuses what would overwrite a run or continue another than `wanted`: a new run needs a folder
+// that is empty or not there, one to be resumed a run that can go on as `wanted`. Throws Error.
+void CheckRunFolder(const RunFolder& run, const ResolvedRun& wanted, bool resume);
+
+// Makes the folder of a run, or brings that of a resumed one up to date; its `lock` is taken here
+// unless it is held already. With its last file, config.toml, the folder holds a run.
+void WriteRunFolder(const RunFolder& run, const std::string& config_toml,
+                    const std::optional<Tokenizer>& tokenizer, std::optional<FolderLock>& lock);
 
 // A checkpoint, and the run that it belongs to.
 struct StoredModel {

@@ -74,7 +74,7 @@ class DivergedError : public Error {
 // Throws Error on one line: when the folder holds a run already, the data or the configuration is
 // at fault, memory or room for checkpoints is short, or the disk is full; DivergedError, naming
 // step and tensor.
-TrainResult Train(const ResolvedRun& resolved, const std::filesystem::path& run_folder,
+TrainResult Train(const ResolvedRun& run, const std::filesystem::path& run_folder,
                   const TrainOptions& options, const TrainCallbacks& callbacks);
 
 // The ledger of a step and an evaluation of `config`, from a run without data, which `watcher` may

@@ -441,8 +441,8 @@ TEST(MatmulTest, EverySizeInItsOwnScratchOnSeveralThreadsAtOnce) {
                 }
               }
             }
-          } catch (const std::exception& error) {
-            error = TextOf(product) + ": " + error.what();
+          } catch (const std::exception& thrown) {
+            error = TextOf(product) + ": " + thrown.what();
           }
         }
       }

@@ -27,7 +27,7 @@ std::vector<std::string> WordsOf(const std::vector<std::string>& patterns, std::
 // Well-known tokenizers, and one pattern for each construct that PCRE2 alone reads otherwise.
 TEST(SplitPattern, AgreesWithHuggingFace) {
   const auto path = std::filesystem::path(TERRACE_SOURCE_TEST_DATA) / "tokenizer" / "patterns.json";
-  for (const auto& entry : nlohmann::json::parse(MappedFile(path).bytes())) {
+  for (const auto& entry : nlohmann::json::parse(ReadWhole(path))) {
     const auto words = entry.at("words").get<std::vector<std::string>>();
     std::string text;
     for (const std::string& word : words) text += word;
@@ -100,12 +100,12 @@ TEST(SplitPattern, RefusesTheRestByNameAndPlace) {
       {"(?i:[\\p{L}])", "ignoring the case of"},
       {"(?i:[a&&b])", "ignoring the case of"},
   };
-  for (const auto& [pattern, error] : kCases) {
+  for (const auto& [pattern, part] : kCases) {
     try {
       const std::string translated = ToPcre2(pattern);
       ADD_FAILURE() << pattern << " became " << translated;
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(error), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
           << pattern << ": " << error.what();
       EXPECT_NE(std::string(error.what()).find("at character"), std::string::npos) << error.what();
     }

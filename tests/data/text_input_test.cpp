@@ -42,8 +42,8 @@ std::string TextOf(const std::filesystem::path& path, size_t part = 1 << 16) {
 std::string ErrorOf(const std::filesystem::path& path) {
   try {
     TextOf(path);
-  } catch (const Error& error) {
-    const std::string error = error.what();
+  } catch (const Error& thrown) {
+    const std::string error = thrown.what();
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
     EXPECT_NE(error.find(path.string()), std::string::npos) << error;
     return error;

@@ -26,7 +26,7 @@ struct Wrong {
 
 TEST(ModelConfigTest, ImpossibleModelsNameTheKey) {
   SmallConfig().Check();
-  constexpr Fault kWrong[] = {
+  constexpr Wrong kWrong[] = {
       {[](ModelConfig& c) { c.kv_heads = 3; },
        "model.kv_heads = 3 does not divide model.heads = 4"},
       {[](ModelConfig& c) { c.kv_heads = 8; },

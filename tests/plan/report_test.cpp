@@ -138,7 +138,7 @@ TEST(AdviceTest, SameResultsAreTheSame) {
     const std::vector<double> whole = losses(config);
     bool split = false;
     for (const Suggestion& suggestion :
-         Advise(config, INT64_MAX, [](const RunConfig&) { return 1; }).fitting) {
+         Advise(config, INT64_MAX, [](const ResolvedRun&) { return 1; }).fitting) {
       const bool splits = suggestion.settings[0].starts_with("training.micro_batch_size=");
       if (splits) {
         EXPECT_EQ(suggestion.changes_numbers, c.splitting_changes);
@@ -148,8 +148,9 @@ TEST(AdviceTest, SameResultsAreTheSame) {
       SCOPED_TRACE(
           fmt::format("noise {}, aux {}: {}", c.noise, c.aux, fmt::join(suggestion.settings, " ")));
       RunConfig changed = config;
+      WrittenSettings written;
       for (const std::string& setting : suggestion.settings) {
-        ApplyAssignment(FieldsOf(changed), setting);
+        ApplyAssignment(FieldsOf(changed), setting, written);
       }
       const std::vector<double> other = losses(changed);
       ASSERT_EQ(other.size(), whole.size());
@@ -171,7 +172,7 @@ TEST(AdviceTest, SameResultsAreTheSame) {
 TEST(AdviceTest, KnowsWhatDependsOnTheMicroBatch) {
   const auto changes = [](const std::vector<std::string>& assignments, std::string_view setting) {
     const Subject subject = Preset110m(assignments);
-    const Advice advice = Advise(subject.config, INT64_MAX, [](const RunConfig&) { return 1; });
+    const Advice advice = Advise(subject.config, INT64_MAX, [](const ResolvedRun&) { return 1; });
     for (const Suggestion& suggestion : advice.fitting) {
       if (suggestion.settings[0].starts_with(setting)) return suggestion.changes_numbers;
     }
@@ -352,9 +353,9 @@ TEST(ReportTest, SaysWhatAHuggingFacePlanLeavesOut) {
 // Only an error of the settings means that they do not fit.
 TEST(AdviceTest, ABrokenContractIsNotAdvice) {
   const RunConfig config = Preset110m().config;
-  const Planner refusing = [](const RunConfig&) -> int64_t { Fail("policy: refused"); };
+  const Planner refusing = [](const ResolvedRun&) -> int64_t { Fail("policy: refused"); };
   EXPECT_EQ(Advise(config, 1, refusing).planned, 0);
-  const Planner broken = [](const RunConfig&) -> int64_t { throw InternalError("scratch"); };
+  const Planner broken = [](const ResolvedRun&) -> int64_t { throw InternalError("scratch"); };
   EXPECT_THROW(Advise(config, 1, broken), InternalError);
 }
 

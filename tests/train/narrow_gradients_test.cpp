@@ -45,7 +45,7 @@ double GradientNorm(bool release, DType gradient_dtype) {
   Arena arena(int64_t{128} << 20);
   CpuBackend backend(arena);
   Model model(config.model, backend);
-  Optimizer optimizer(PolicyOf(config), model.parameters(), arena, 1);
+  Optimizer optimizer(ResolvedRun(config).policy, model.parameters(), arena, 1);
   const auto sink = MakeSink(release, model.parameters(), optimizer, arena, gradient_dtype, {});
   model.Initialize(1);
   const auto batches = AllocateMicroBatches(arena, kMicroBatches, 1, 4);

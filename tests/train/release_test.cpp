@@ -152,7 +152,7 @@ TEST_F(ReleaseTest, OneGradientAtATime) {
   }
   // Beside them stand the sums that rules leave while they measure gradients, of rows and columns.
   Arena alone = Arena::Dry();
-  const Optimizer optimizer(PolicyOf(kept.config), kept.model->parameters(), alone, 1);
+  const Optimizer optimizer(ResolvedRun(kept.config).policy, kept.model->parameters(), alone, 1);
   const int64_t sums = alone.ledger().current_bytes[static_cast<int>(Memory::kGradients)];
   EXPECT_EQ(gradients(kept), all + sums);
   EXPECT_EQ(gradients(released), tied + largest + sums);
