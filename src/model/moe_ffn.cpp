@@ -136,8 +136,9 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
       backend_.GroupedLinearBackwardInput(saved.up, routing.offsets, up_proj_.values, drows, true);
       backend_.AddGatheredRows(drows, routing.token_rows, dy[i]);
     }
-    for (const Parameter* down_proj : down_proj_.parameters)
+    for (const Parameter* down_proj : down_proj_.parameters) {
       LeaveExpertGradient(*down_proj, down_proj_products, sink);
+    }
   }
 
   {

@@ -36,7 +36,10 @@ struct Parameter {
   // width.
   int neuron_axis = 0;
   // How many gradients one backward pass adds up for it (2 for a tied embedding and head).
+  // 0: it is not trained (a selection bias, say), and has neither gradient nor optimizer state, but
+  // is saved, planned and loaded like the others.
   int contributions = 1;
+  bool trained() const { return contributions > 0; }
   float init_std = 0;  // of N(0, deviation^2); 0: constant `init_constant`
   float init_constant = 0;
 };

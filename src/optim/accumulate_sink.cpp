@@ -11,6 +11,10 @@ AccumulateSink::AccumulateSink(const Parameters& parameters, Optimizer& optimize
   TERRACE_CHECK(gradient_dtype == DType::kF32 || gradient_dtype == DType::kBF16, "gradients of {}",
                 NameOf(gradient_dtype));
   for (const Parameter& parameter : parameters) {
+    if (!parameter.trained()) {
+      gradients_.push_back({});
+      continue;
+    }
     if (const TensorView hidden = optimizer.HiddenBuffer(parameter); !hidden.empty()) {
       gradients_.push_back({.view = hidden, .hidden = true});
       continue;
@@ -87,8 +91,9 @@ StepResult AccumulateSink::Finish() {
                   buffer.received + buffer.skipped, micro_batches_,
                   micro_batches_ * parameter.contributions);
     if (buffer.received == 0) continue;
-    if (!std::isfinite(buffer.squared_norm) && result.not_finite == nullptr)
+    if (!std::isfinite(buffer.squared_norm) && result.not_finite == nullptr) {
       result.not_finite = &parameter;
+    }
     squared_norm += buffer.squared_norm;
     updates.push_back({&parameter, buffer.view, 1});
   }
@@ -107,7 +112,7 @@ StepResult AccumulateSink::Finish() {
     }
   }
   result.updated_tensors = static_cast<int64_t>(updates.size());
-  result.skipped_tensors = static_cast<int64_t>(parameters_.size()) - result.updated_tensors;
+  result.skipped_tensors = TrainedTensors(parameters_) - result.updated_tensors;
   result.reports = optimizer_.Apply(updates, learning_rate_);
   return result;
 }

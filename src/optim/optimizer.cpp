@@ -68,6 +68,7 @@ StateBytes StateBytesOf(const Policy& policy, const Parameters& parameters) {
   const std::vector<std::unique_ptr<Rule>> rules = MakeRules(policy);
   StateBytes bytes;
   for (const Parameter& parameter : parameters) {
+    if (!parameter.trained()) continue;
     const size_t entry = EntryOf(policy, parameter);
     for (const StateSpec& spec : SpecsOf(policy, *rules[entry], parameter)) {
       if (spec.hidden_decay) continue;
@@ -90,6 +91,10 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
   for (const Parameter& parameter : parameters) {
     TERRACE_CHECK(parameter.id == static_cast<int64_t>(served_.size()), "{}: id {} at position {}",
                   parameter.name, parameter.id, served_.size());
+    if (!parameter.trained()) {
+      served_.push_back({.measured = {}});
+      continue;
+    }
     const size_t entry = EntryOf(policy, parameter);
     const std::vector<StateSpec> specs = SpecsOf(policy, *rules_[entry], parameter);
     int64_t& scratch_bytes = IsLarge(parameter) ? large_scratch_bytes_ : small_scratch_bytes_;
@@ -134,6 +139,7 @@ std::span<const TensorView> Optimizer::StateOf(const Served& served) const {
 TensorUpdate Optimizer::Prepare(const Update& update, float learning_rate) {
   const Parameter& parameter = *update.parameter;
   Served& served = served_[parameter.id];
+  TERRACE_CHECK(served.rule != nullptr, "{}: is not trained", parameter.name);
   const bool measured = std::exchange(served.is_measured, false);
   const int64_t step = ++steps_[parameter.id];
   TERRACE_CHECK(update.gradient.shape == parameter.value.shape, "{}: gradient {} for weight {}",

@@ -37,7 +37,8 @@ using PopulationReports = std::array<UpdateReport, kPopulations>;
 class Optimizer {
  public:
   // State for parameters of ids 0, 1, ... in order, in the arena (Memory::kOptimizer), zeroed.
-  // `parameters` and the arena must outlive the optimizer; `seed` keys stochastic rounding. Throws
+  // `parameters` and the arena must outlive the optimizer; `seed` keys stochastic rounding. What is
+  // not trained has no state and needs no rule. Throws
   // Error naming population and tensor for a policy that cannot serve them.
   Optimizer(const Policy& policy, const Parameters& parameters, Arena& arena, uint64_t seed);
 
@@ -74,13 +75,13 @@ class Optimizer {
 
  private:
   struct Served {
-    const Rule* rule;
-    float lr_multiplier;
-    float weight_decay;
-    int64_t first_view;
-    int64_t views;
+    const Rule* rule = nullptr;  // null: not trained
+    float lr_multiplier = 0;
+    float weight_decay = 0;
+    int64_t first_view = 0;
+    int64_t views = 0;
     std::optional<float> hidden_decay;
-    int64_t group;        // -1: updated by itself
+    int64_t group = -1;   // -1: updated by itself
     TensorView measured;  // what the rule keeps from Measure to Apply; empty: nothing
     bool is_measured = false;
   };

@@ -97,8 +97,9 @@ void ReleaseSink::Complete(const Parameter& parameter, TensorView gradient) {
   if (!second_pass && !arena_.dry()) {
     const double scale = optimizer_.HiddenBufferScale(parameter);
     unit.squared_norm = scale * scale * optimizer_.Measure(parameter, gradient);
-    if (!std::isfinite(unit.squared_norm) && result_.not_finite == nullptr)
+    if (!std::isfinite(unit.squared_norm) && result_.not_finite == nullptr) {
       result_.not_finite = &parameter;
+    }
   }
   if (measuring_ || result_.not_finite != nullptr) return;
   float scale = result_.gradient_scale;
@@ -135,7 +136,7 @@ StepResult ReleaseSink::Finish() {
   CheckPass();
   in_step_ = false;
   result_.gradient_norm = Norm();
-  result_.skipped_tensors = static_cast<int64_t>(parameters_.size()) - result_.updated_tensors;
+  result_.skipped_tensors = TrainedTensors(parameters_) - result_.updated_tensors;
   return result_;
 }
 

@@ -8,6 +8,7 @@
 // soon as its gradient is complete.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "model/gradient_sink.h"
@@ -33,6 +34,11 @@ struct StepResult {
 // else.
 inline DType GradientTypeOf(const Parameter& parameter, DType gradient_dtype) {
   return parameter.value.dtype == DType::kBF16 ? gradient_dtype : DType::kF32;
+}
+
+inline int64_t TrainedTensors(const Parameters& parameters) {
+  return std::count_if(parameters.begin(), parameters.end(),
+                       [](const Parameter& parameter) { return parameter.trained(); });
 }
 
 class StepSink : public GradientSink {

@@ -10,6 +10,7 @@ namespace terrace {
 namespace {
 
 int64_t GradientBytes(const Parameter& parameter, const RunConfig& config) {
+  if (!parameter.trained()) return 0;
   return parameter.value.size() *
          BytesOf(GradientTypeOf(parameter, config.training.gradient_dtype));
 }

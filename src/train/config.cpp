@@ -33,8 +33,8 @@ const Names<DType> kPrecisionNames = {{"f32", DType::kF32}, {"bf16", DType::kBF1
 
 // Names of earlier releases, accepted for one more.
 constexpr RenamedSetting kRenamed[] = {
-    {"training.micro_batch_size", "training.micro_batch_size", ""},
-    {"training.gradient_accumulation_steps", "training.gradient_accumulation_steps", ""},
+    {"training.micro_batch", "training.micro_batch_size", ""},
+    {"training.micro_batches", "training.gradient_accumulation_steps", ""},
     {"model.init_deviation", "model.init_std", ""},
     {"model.attention", "", "gqa"},
     {"model.router.score", "", "softmax"},

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "optim/accumulate_sink.h"
+#include "optim/release_sink.h"
 #include "optim/rule_testing.h"
 
 namespace terrace {
@@ -13,13 +15,14 @@ namespace {
 
 using testing::HasSubstr;
 
-void Add(Parameters& parameters, const std::string& name, Population population, Shape shape,
-         DType dtype = DType::kBF16) {
+Parameter& Add(Parameters& parameters, const std::string& name, Population population, Shape shape,
+               DType dtype = DType::kBF16) {
   Parameter& parameter = parameters.emplace_back();
   parameter.name = name;
   parameter.population = population;
   parameter.id = static_cast<int64_t>(parameters.size()) - 1;
   parameter.value = {nullptr, dtype, shape, parameter.name.c_str()};
+  return parameter;
 }
 
 // The 6.78 B-parameter model: two layers, the second with 128 experts. Data is never touched.
@@ -101,6 +104,44 @@ TEST(StateBytesTest, AreWhatTheOptimizerAllocatesInADryArena) {
     EXPECT_EQ(arena.ledger().total_bytes, held[static_cast<int>(Memory::kOptimizer)] +
                                               held[static_cast<int>(Memory::kGradients)]);
   }
+}
+
+// A selection bias, say: no rule serves it, no sink has a buffer for it, and no step is due to it.
+TEST(UntrainedTest, HasNeitherStateNorGradient) {
+  Policy policy = PolicyNamed("adamw");
+  std::erase_if(policy.entries,
+                [](const PolicyEntry& entry) { return entry.population == Population::kRouter; });
+  Parameters parameters;
+  Add(parameters, "weight", Population::kAttention, {4, 8}, DType::kF32);
+  Add(parameters, "bias", Population::kRouter, {4}, DType::kF32).contributions = 0;
+  EXPECT_EQ(StateBytesOf(policy, parameters).total, 2 * 4 * 32);
+
+  Arena arena(1 << 20);
+  for (Parameter& parameter : parameters) {
+    parameter.value.data =
+        arena.Allocate(Memory::kWeights, DType::kF32, parameter.value.shape, "value").data;
+    std::fill_n(parameter.value.as<float>(), parameter.value.size(), 1.0f);
+  }
+  Optimizer optimizer(policy, parameters, arena, 1);
+  const auto step = [&](StepSink& sink) {
+    sink.BeginStep(1, 0.1f);
+    do {
+      const GradientSlot slot = sink.Begin(parameters[0]);
+      std::fill_n(slot.view.as<float>(), slot.view.size(), 1.0f);
+      sink.End(parameters[0], slot);
+    } while (sink.AnotherPass());
+    return sink.Finish();
+  };
+  AccumulateSink accumulate(parameters, optimizer, arena, DType::kF32, {});
+  EXPECT_EQ(arena.ledger().current_bytes[static_cast<int>(Memory::kGradients)], 4 * 32);
+  EXPECT_EQ(step(accumulate).skipped_tensors, 0);
+  ReleaseSink release(parameters, optimizer, arena, DType::kF32, {});
+  EXPECT_EQ(step(release).updated_tensors, 1);
+  EXPECT_NE(parameters[0].value.as<float>()[0], 1.0f);
+  EXPECT_EQ(parameters[1].value.as<float>()[0], 1.0f);
+  EXPECT_EQ(optimizer.steps()[1], 0);
+  accumulate.BeginStep(1, 0.1f);
+  EXPECT_THROW(accumulate.Skip(parameters[1]), InternalError);
 }
 
 std::string MessageOf(const Policy& policy) {
