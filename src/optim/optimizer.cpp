@@ -92,7 +92,7 @@ Optimizer::Optimizer(const Policy& policy, const Parameters& parameters, Arena& 
     TERRACE_CHECK(parameter.id == static_cast<int64_t>(served_.size()), "{}: id {} at position {}",
                   parameter.name, parameter.id, served_.size());
     if (!parameter.trained()) {
-      served_.push_back({.measured = {}});
+      served_.emplace_back();
       continue;
     }
     const size_t entry = EntryOf(policy, parameter);
