@@ -202,7 +202,7 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
               HasSubstr("model.kv_heads = 3"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "data.folder=absent"}), HasSubstr("absent"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "model.vocab_size=200"}),
-              HasSubstr("257 tokens, more than model.vocab_size = 200"));
+              HasSubstr("was made for a vocabulary of 257, the model has 200"));
   EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--resume"}),
               HasSubstr("holds no run to resume"));
   EXPECT_THAT(ErrorOf({"eval", "absent"}), HasSubstr("absent: no such folder"));
@@ -563,11 +563,11 @@ TEST_F(TrainCommandTest, WhatDoesNotFitInMemoryIsRefused) {
   }
   EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--set", "model.vocab_size=2147483647",
                        "--set", "model.width=2147483520"}),
-              HasSubstr("more than 2^48 elements"));
+              HasSubstr("parameters, more than 1e+15"));
   EXPECT_TRUE(fs::is_empty(folder_.path()));
   // More than processors can address: the attempt is made, and fails.
   EXPECT_THAT(LateErrorOf({"train", Config(), "-o", "run", "--overcommit", "--set",
-                           "model.ffn_width=2147483647", "--set", "model.width=65536"}),
+                           "model.ffn_width=2147483647", "--set", "model.width=16384"}),
               HasSubstr("cannot map "));
   EXPECT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
 }
