@@ -133,7 +133,11 @@ TEST(UntrainedTest, HasNeitherStateNorGradient) {
     return sink.Finish();
   };
   AccumulateSink accumulate(parameters, optimizer, arena, DType::kF32, {});
-  EXPECT_EQ(arena.ledger().current_bytes[static_cast<int>(Memory::kGradients)], 4 * 32);
+  Arena weight_alone = Arena::Dry();
+  weight_alone.Allocate(Memory::kGradients, DType::kF32, {4, 8}, "weight");
+  const auto gradients = static_cast<size_t>(Memory::kGradients);
+  EXPECT_EQ(arena.ledger().current_bytes[gradients],
+            weight_alone.ledger().current_bytes[gradients]);
   EXPECT_EQ(step(accumulate).skipped_tensors, 0);
   ReleaseSink release(parameters, optimizer, arena, DType::kF32, {});
   EXPECT_EQ(step(release).updated_tensors, 1);

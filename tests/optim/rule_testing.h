@@ -156,13 +156,15 @@ class RuleBench {
                           const Shape& shape, int neuron_axis) {
     Parameter parameter = ParameterOf(shape, neuron_axis);
     parameter.value.dtype = weight_dtype;
-    int64_t bytes = Arena::Aligned(shape.size() * BytesOf(weight_dtype)) +
-                    Arena::Aligned(shape.size() * BytesOf(gradient_dtype)) +
-                    Arena::Aligned(rule.ScratchBytes(parameter, /*all_threads=*/true));
+    Arena dry = Arena::Dry();
+    dry.Allocate(Memory::kWeights, weight_dtype, shape, "tensor");
+    dry.Allocate(Memory::kGradients, gradient_dtype, shape, "gradient");
+    dry.Allocate(Memory::kScratch, DType::kU8, {rule.ScratchBytes(parameter, /*all_threads=*/true)},
+                 "scratch");
     for (const StateSpec& spec : rule.State(parameter)) {
-      bytes += Arena::Aligned(spec.shape.size() * BytesOf(spec.dtype));
+      dry.Allocate(Memory::kOptimizer, spec.dtype, spec.shape, "state");
     }
-    return bytes;
+    return dry.ledger().total_peak_bytes;
   }
 
   std::unique_ptr<Rule> rule_;
