@@ -7,7 +7,7 @@
 //   E experts              K experts per token     R = N * K routed rows     V vocabulary
 //   I, O input and output width of a product
 // "any" means float32 or bfloat16. Statistics and sums are float32 (or float64) whatever the
-// dtypes; results do not depend on timing, and repeat bit for bit for a given thread count.
+// dtypes; results depend neither on timing nor on the number of threads: they repeat bit for bit.
 //
 // Operations never allocate results: the caller does. They may take scratch from the arena for
 // the length of the call, of a size that depends on shapes only, never on data. In a dry backend

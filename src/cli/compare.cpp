@@ -120,8 +120,8 @@ void PrintStart(const Study& study, const StudyStart& start) {
   }
   if (!start.threads.empty() && start.threads != std::set<int64_t>{MaxThreads()}) {
     WriteNote(
-        fmt::format("threads of the runs that are done: {}; of further ones: {}; results "
-                    "follow their number, to rounding",
+        fmt::format("threads of the runs that are done: {}; of further ones: {}; do not compare "
+                    "the tokens/s of one with those of the other",
                     fmt::join(start.threads, " or "), MaxThreads()));
   }
   if (study.base.optimizer.learning_rate) {

@@ -12,20 +12,20 @@
 
 namespace terrace {
 
-int ReportFault(std::string message) {
+int ReportError(std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   std::fprintf(stderr, "terrace: %s\n", message.c_str());
-  return kExitFault;
+  return kExitError;
 }
 
 int Report(const std::exception& exception) {
   const bool known = dynamic_cast<const Error*>(&exception) != nullptr ||
                      dynamic_cast<const std::system_error*>(&exception) != nullptr;
-  if (known) return ReportFault(exception.what());
+  if (known) return ReportError(exception.what());
   if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) {
-    return ReportFault("out of memory");
+    return ReportError("out of memory");
   }
-  ReportFault(
+  ReportError(
       fmt::format("internal error: {} (a bug of terrace; please report it with the command)",
                   exception.what()));
   return kExitInternalError;

@@ -96,9 +96,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::RequiredError& error) {
-    return terrace::ReportFault(app.remaining(true).empty() ? error.what() : UnknownCommand(app));
+    return terrace::ReportError(app.remaining(true).empty() ? error.what() : UnknownCommand(app));
   } catch (const CLI::ParseError& error) {
-    return terrace::ReportFault(error.what());
+    return terrace::ReportError(error.what());
   } catch (const std::exception& error) {
     return terrace::Report(error);
   }

@@ -16,7 +16,7 @@ constexpr uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// A key for a purpose: MixKeys(seed, kRouterNoise, step, layer). The order of words matters.
+// A key for a purpose: MixKeys(seed, purpose, step). The order of words matters.
 template <typename... Words>
 constexpr uint64_t MixKeys(uint64_t first, Words... rest) {
   uint64_t key = Mix(first + 0x9e3779b97f4a7c15u);

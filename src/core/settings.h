@@ -21,7 +21,6 @@
 namespace terrace {
 
 // --- Settings as written, before anybody knows what they mean
-// -------------------------------------
 
 using SettingValue = std::variant<bool, double, std::string>;
 using Settings = std::map<std::string, SettingValue, std::less<>>;
@@ -32,7 +31,6 @@ std::string TextOf(const SettingValue& value);
 std::string TextOf(const Settings& settings);
 
 // --- Fields
-// ---------------------------------------------------------------------------------------
 
 // A value, or several, out of a closed list of names.
 struct ChoiceTarget {
@@ -124,7 +122,6 @@ ChoiceTarget OneOf(std::string& text, std::vector<std::string_view> names);
 Fields WithPrefix(std::string_view prefix, Fields fields);
 
 // --- Reading
-// --------------------------------------------------------------------------------------
 
 // A setting that had another name: both are read, the old one with a notice.
 struct RenamedSetting {
@@ -193,7 +190,6 @@ class SettingsReader {
 SettingValue SettingOf(std::string_view key, const toml::node& node);
 
 // --- Writing
-// --------------------------------------------------------------------------------------
 
 // The value as TOML; empty for a field without effect, an optional one without a value, and no
 // settings. Two structs whose texts are equal mean the same.

@@ -67,7 +67,7 @@ inline constexpr Range kCoefficients = {0, std::numeric_limits<double>::infinity
 Fields FieldsOf(ModelConfig& config);
 
 // Every parameter of the model in order, `value` without memory: the one place that knows names,
-// shapes, dtypes, populations and initial deviations. `config` is checked.
+// shapes, dtypes, populations and initial values. `config` is checked.
 std::vector<Parameter> ParametersOf(const ModelConfig& config);
 
 // Exact, from the configuration alone.

@@ -40,7 +40,7 @@ struct Parameter {
   // is saved, planned and loaded like the others.
   int contributions = 1;
   bool trained() const { return contributions > 0; }
-  float init_std = 0;  // of N(0, deviation^2); 0: constant `init_constant`
+  float init_std = 0;  // of N(0, init_std^2); 0: constant `init_constant`
   float init_constant = 0;
 };
 

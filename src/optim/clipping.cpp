@@ -1,7 +1,5 @@
 #include "optim/clipping.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -13,13 +11,6 @@ constexpr std::string_view kNames[] = {"none", "global_norm", "per_tensor"};
 }  // namespace
 
 std::string_view NameOf(ClippingKind kind) { return kNames[static_cast<int>(kind)]; }
-
-ClippingKind ClippingKindNamed(std::string_view name) {
-  for (size_t kind = 0; kind < std::size(kNames); ++kind) {
-    if (kNames[kind] == name) return static_cast<ClippingKind>(kind);
-  }
-  Fail("clipping: no kind is called \"{}\"; known are {}", name, fmt::join(kNames, ", "));
-}
 
 void Clipping::Check() const {
   if (kind != ClippingKind::kNone && !(max_norm > 0 && std::isfinite(max_norm))) {

@@ -11,8 +11,6 @@ namespace terrace {
 enum class ClippingKind : uint8_t { kNone, kGlobalNorm, kPerTensor };
 // "none", "global_norm", "per_tensor"
 std::string_view NameOf(ClippingKind kind);
-// Throws Error naming the known kinds.
-ClippingKind ClippingKindNamed(std::string_view name);
 
 struct Clipping {
   ClippingKind kind = ClippingKind::kGlobalNorm;

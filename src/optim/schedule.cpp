@@ -1,7 +1,5 @@
 #include "optim/schedule.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -16,13 +14,6 @@ constexpr std::string_view kNames[] = {"constant", "linear", "cosine", "wsd"};
 }  // namespace
 
 std::string_view NameOf(ScheduleKind kind) { return kNames[static_cast<int>(kind)]; }
-
-ScheduleKind ScheduleKindNamed(std::string_view name) {
-  for (size_t kind = 0; kind < std::size(kNames); ++kind) {
-    if (kNames[kind] == name) return static_cast<ScheduleKind>(kind);
-  }
-  Fail("schedule: no kind is called \"{}\"; known are {}", name, fmt::join(kNames, ", "));
-}
 
 void Schedule::Check() const {
   if (!(peak > 0 && std::isfinite(peak))) {

@@ -9,8 +9,6 @@ namespace terrace {
 enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kWsd };
 // "constant", "linear", "cosine", "wsd"
 std::string_view NameOf(ScheduleKind kind);
-// Throws Error naming the known kinds.
-ScheduleKind ScheduleKindNamed(std::string_view name);
 
 // Steps count from 1 to S = `steps`. With W = warmup_steps, r = min_ratio and s the step:
 //   s <= W:   peak * s / W

@@ -16,6 +16,7 @@ namespace terrace {
 namespace {
 
 using Json = nlohmann::json;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
@@ -79,7 +80,7 @@ class ReportTest : public ::testing::Test {
     std::ofstream(*shared_ / "<i>&quot;.toml") << "base = \"adamw\"\n";
     compared_ = Program({TERRACE_PROGRAM, "compare", "small.toml", "--output", "study",
                          "--policies", "skewadam,<i>&quot;.toml", "--lr", "1x,10x", "--seeds", "2"},
-                        {.folder = shared_->path(), .environment = {"OMP_WAIT_POLICY=passive"}})
+                        {.folder = shared_->path(), .environment = {}})
                     .Wait();
   }
   static void TearDownTestSuite() { delete shared_; }
@@ -125,6 +126,10 @@ TEST_F(ReportTest, EveryChartIsDrawn) {
   // Four of quality, four of memory and speed, two of balance, one for each floored population.
   EXPECT_EQ(RootAttribute(dom, "data-charts"), "16");
   EXPECT_EQ(RootAttribute(dom, "data-blank"), "0");
+  // Spreads over two seeds, and none of a single value.
+  EXPECT_THAT(dom, ContainsRegex("± [0-9]+\\.[0-9]"));
+  EXPECT_THAT(dom, Not(HasSubstr("± NaN")));
+  EXPECT_THAT(dom, Not(HasSubstr("± undefined")));
   // Names are text.
   EXPECT_THAT(dom, HasSubstr("&lt;i&gt;&amp;quot;"));
   EXPECT_THAT(dom, Not(HasSubstr("<i>")));

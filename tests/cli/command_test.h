@@ -20,9 +20,7 @@ class CommandTest : public ::testing::Test {
     all.insert(all.end(), arguments.begin(), arguments.end());
     return all;
   }
-  Program::Options Options() const {
-    return {.folder = folder_.path(), .environment = {"OMP_WAIT_POLICY=passive"}};
-  }
+  Program::Options Options() const { return {.folder = folder_.path(), .environment = {}}; }
   ProgramResult Run(const std::vector<std::string>& arguments) const {
     return Program(Arguments(arguments), Options()).Wait();
   }

@@ -31,7 +31,7 @@ Said Of(const std::exception& exception) {
   return {exit_code, testing::internal::GetCapturedStderr()};
 }
 
-TEST(FailureTest, FaultsOfUsersAndOfTheirFilesExitWithOne) {
+TEST(FailureTest, ErrorsOfUsersAndOfTheirFilesExitWithOne) {
   const Said error = Of(Error("a.toml:7: width = x\nhas to be a number"));
   EXPECT_EQ(error.exit_code, 1);
   EXPECT_EQ(error.text, "terrace: a.toml:7: width = x has to be a number\n");

@@ -92,7 +92,7 @@ class FileSystemTest : public testing::Test {
 
 class UnsupportedTest : public FileSystemTest, public testing::WithParamInterface<Failures> {};
 
-TEST_P(UnsupportedTest, WhatCannotBeDoneThereIsNoFault) {
+TEST_P(UnsupportedTest, WhatCannotBeDoneThereIsNoError) {
   failures = GetParam();
   WriteAll();
   ExpectAllThere();
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Errors, UnsupportedTest,
                                          Failures{.rename_to_new = EINVAL},
                                          Failures{.rename_to_new = ENOSYS}));
 
-TEST_F(FileSystemTest, ALostWriteIsAFault) {
+TEST_F(FileSystemTest, ALostWriteIsAnError) {
   const auto message_of = [](const auto& write) {
     try {
       write();

@@ -310,8 +310,6 @@ TEST_F(AccumulateSinkTest, MisuseIsNamed) {
               HasSubstr("tokens: 2 gradient contributions in 2 micro-batches, not 4"));
 
   EXPECT_THAT(MessageOf<Error>([&] { MakeSink({.max_norm = 0}); }), HasSubstr("clipping.max_norm"));
-  EXPECT_THROW(ClippingKindNamed("norm"), Error);
-  EXPECT_EQ(ClippingKindNamed("per_tensor"), ClippingKind::kPerTensor);
 }
 
 }  // namespace

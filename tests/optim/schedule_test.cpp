@@ -106,8 +106,6 @@ TEST(ScheduleTest, NamesTheWrongValue) {
   EXPECT_NE(message({.kind = ScheduleKind::kWsd, .peak = 1, .steps = 5, .decay_steps = 6})
                 .find("decay_steps"),
             std::string::npos);
-  EXPECT_EQ(ScheduleKindNamed("wsd"), ScheduleKind::kWsd);
-  EXPECT_THROW(ScheduleKindNamed("cosin"), Error);
 }
 
 }  // namespace

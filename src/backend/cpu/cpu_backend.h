@@ -1,4 +1,4 @@
-// The CPU: oneDNN for matrix products, Highway for the rest, OpenMP threads.
+// The CPU: oneDNN for matrix products, Highway for the rest, threads by core/parallel.h.
 // Each group of operations has a file of its own in this folder.
 #pragma once
 
@@ -13,8 +13,8 @@ class Matmul;
 
 class CpuBackend final : public Backend {
  public:
-  // On a dry arena: takes the same scratch and computes nothing. Otherwise the calling thread and
-  // its OpenMP threads take subnormal numbers as zero from here on (x86).
+  // On a dry arena: takes the same scratch and computes nothing. Otherwise the calling thread, and
+  // others in its loops, take subnormal numbers as zero from here on (x86).
   explicit CpuBackend(Arena& arena);
   // With matrix products other than this processor's best: tests cover all of them everywhere.
   CpuBackend(Arena& arena, std::unique_ptr<Matmul> matmul);
