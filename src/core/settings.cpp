@@ -88,6 +88,10 @@ void SetField(const Field& field, const Given& given) {
                  [&](std::string* target) {
                    const auto* text = std::get_if<std::string>(&given.value);
                    if (text == nullptr) FailType(field, given.text, "text in quotes");
+                   // The system would take a path to end there.
+                   if (text->find('\0') != std::string::npos) {
+                     FailType(field, given.text, "text without NUL characters");
+                   }
                    *target = *text;
                  },
                  [&](const ChoiceTarget& choice) { choice.set({NameOf(field, choice, given)}); },

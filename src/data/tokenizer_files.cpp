@@ -265,14 +265,15 @@ Tokenizer ParseGpt2Files(std::string_view vocab_json, std::string_view merges,
 Tokenizer LoadTokenizer(const std::string& name) {
   if (name == "bytes") return Tokenizer::Bytes();
   const std::filesystem::path path = name;
+  const auto read_json = [](const std::filesystem::path& file) {
+    const std::string text = ReadWhole(file);
+    if (text.empty()) Fail("{} is empty", file.string());
+    return ParseTokenizerJson(text, file.string());
+  };
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) {
-    const std::string text = ReadWhole(path);
-    if (text.empty()) Fail("{} is empty", name);
-    return ParseTokenizerJson(text, name);
-  }
+  if (!std::filesystem::is_directory(path, ignored)) return read_json(path);
   if (std::filesystem::exists(path / "tokenizer.json", ignored)) {
-    return LoadTokenizer((path / "tokenizer.json").string());
+    return read_json(path / "tokenizer.json");
   }
   if (!std::filesystem::exists(path / "vocab.json", ignored) ||
       !std::filesystem::exists(path / "merges.txt", ignored)) {

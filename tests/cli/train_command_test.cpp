@@ -201,6 +201,8 @@ TEST_F(TrainCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "model.kv_heads=3"}),
               HasSubstr("model.kv_heads = 3"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "data.folder=absent"}), HasSubstr("absent"));
+  EXPECT_THAT(ErrorOf({"train", Config(), "--set", R"(data.tokenizer="\u0000")"}),
+              HasSubstr("data.tokenizer"));
   EXPECT_THAT(ErrorOf({"train", Config(), "--set", "model.vocab_size=200"}),
               HasSubstr("was made for a vocabulary of 257, the model has 200"));
   EXPECT_THAT(ErrorOf({"train", Config(), "-o", "run", "--resume"}),

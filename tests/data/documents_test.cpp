@@ -142,7 +142,7 @@ TEST(Documents, CompressedFilesAreReadAsWhatTheyHold) {
 TEST(Documents, LongOnesComeInPieces) {
   const TemporaryFolder folder;
   std::string text;
-  for (int i = 0; text.size() < (20u << 20); ++i) text += std::to_string(i * 7919) + "\n";
+  for (int64_t i = 0; text.size() < (20u << 20); ++i) text += std::to_string(i * 7919) + "\n";
   // Documents that end where a batch does, within a separator, and far beyond.
   const std::string separator = "<|end|>";
   WriteNewFile(folder / "a.txt", text);

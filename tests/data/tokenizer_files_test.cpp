@@ -56,6 +56,14 @@ void ExpectSame(const Tokenizer& a, const Tokenizer& b) {
   }
 }
 
+// A link to its own folder, say, must not be followed for ever.
+TEST(TokenizerFiles, AFolderInPlaceOfTheFileIsAnError) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory_symlink(folder / "", folder / "tokenizer.json");
+  EXPECT_NE(ErrorOf([&] { LoadTokenizer((folder / "").string()); }).find("tokenizer.json"),
+            std::string::npos);
+}
+
 TEST(TokenizerFiles, ComeBackAsWritten) {
   for (const char* name : {"bpe.json", "split.json", "gpt2"}) {
     const Tokenizer tokenizer = LoadTokenizer((kFolder / name).string());
