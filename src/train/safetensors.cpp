@@ -27,7 +27,7 @@ using Json = nlohmann::json;
 
 // The format's own limit.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-// Of copies and of pages given back: large enough for speed, small beside any model.
+// Of reads and their checksums: large enough for speed, small beside any model.
 constexpr int64_t kPartBytes = int64_t{4} << 20;
 
 struct StoredType {
@@ -121,7 +121,8 @@ std::string HeaderText(const Json& header) {
 
 struct SafetensorsReader::File {
   std::filesystem::path path;
-  std::byte* mapping = nullptr;
+  int descriptor = -1;
+  std::byte* mapping = nullptr;  // for views alone: one that is cut meanwhile ends who touches it
   int64_t bytes = 0;
   std::byte* data = nullptr;  // behind the header
   std::map<std::string, Entry, std::less<>> entries;
@@ -130,10 +131,11 @@ struct SafetensorsReader::File {
 
   ~File() {
     if (mapping != nullptr) munmap(mapping, static_cast<size_t>(bytes));
+    if (descriptor >= 0) close(descriptor);
   }
 
   void Map() {
-    const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) Fail("cannot read: {}", std::strerror(errno));
     struct stat status = {};
     void* mapped = MAP_FAILED;
@@ -141,7 +143,6 @@ struct SafetensorsReader::File {
       mapped =
           mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
     }
-    close(descriptor);
     if (!S_ISREG(status.st_mode)) Fail("not a file");
     if (status.st_size < 8) Fail("{} bytes are too few for a safetensors file", status.st_size);
     if (mapped == MAP_FAILED) Fail("cannot map {} bytes", status.st_size);
@@ -149,9 +150,21 @@ struct SafetensorsReader::File {
     bytes = status.st_size;
   }
 
+  // Throws Error, also when the file has become shorter.
+  void ReadAt(int64_t offset, void* to, int64_t size) const {
+    for (int64_t done = 0; done < size;) {
+      const ssize_t count = pread(descriptor, static_cast<std::byte*>(to) + done,
+                                  static_cast<size_t>(size - done), offset + done);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) Fail("cannot read: {}", std::strerror(errno));
+      if (count == 0) Fail("was truncated while it was read");
+      done += count;
+    }
+  }
+
   void ParseHeader() {
     uint64_t header_bytes = 0;
-    std::memcpy(&header_bytes, mapping, 8);
+    ReadAt(0, &header_bytes, 8);
     if (header_bytes > kMaxHeaderBytes || header_bytes > static_cast<uint64_t>(bytes - 8)) {
       Fail("the header would have {} bytes, the file has {} (truncated, or no safetensors file)",
            header_bytes, bytes);
@@ -159,7 +172,8 @@ struct SafetensorsReader::File {
     data = mapping + 8 + header_bytes;
     const int64_t data_bytes = bytes - 8 - static_cast<int64_t>(header_bytes);
 
-    const std::string_view text{reinterpret_cast<const char*>(mapping) + 8, header_bytes};
+    std::string text(header_bytes, '\0');
+    ReadAt(8, text.data(), static_cast<int64_t>(header_bytes));
     Json header;
     try {
       header = ParseUnique(text);
@@ -274,14 +288,15 @@ bool SafetensorsReader::Read(std::string_view name, TensorView destination) cons
   if (!has_checksum && file_->written_here) {
     Fail("{}: tensor {} has no checksum", file_->path.string(), name);
   }
-  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
   Checksum checksum;
   for (int64_t begin = 0; begin < source.bytes(); begin += kPartBytes) {
     const int64_t size = std::min(kPartBytes, source.bytes() - begin);
-    std::memcpy(destination.data + begin, source.data + begin, static_cast<size_t>(size));
+    try {
+      file_->ReadAt(source.data - file_->mapping + begin, destination.data + begin, size);
+    } catch (const Error& error) {
+      Fail("{}: tensor {}: {}", file_->path.string(), name, error.what());
+    }
     checksum.Update({destination.data + begin, static_cast<size_t>(size)});
-    const int64_t first = (source.data - file_->mapping + begin) / page_bytes * page_bytes;
-    madvise(file_->mapping + first, static_cast<size_t>(size), MADV_DONTNEED);
   }
   const bool same = has_checksum && fmt::format("{:016x}", checksum.Value()) == stored->second;
   if (!same && file_->written_here) {

@@ -14,7 +14,7 @@
 
 namespace terrace {
 
-// A file mapped read-only. Every offset, overlap and size is checked on opening: a damaged or
+// A file open for reading. Every offset, overlap and size is checked on opening: a damaged or
 // hostile file gives an Error that names the file and the tensor, never a wild read.
 // Dtypes: F32, BF16, I32, I64; tensors of others (or of more than four dimensions, or not aligned
 // to their element) are an Error when looked up, not on opening.
@@ -26,13 +26,13 @@ class SafetensorsReader {
 
   std::vector<std::string> names() const;
   bool Has(std::string_view name) const;
-  // A view on the mapping: valid while the reader lives, not to be written. Throws Error naming
-  // file and tensor when there is none.
+  // A view on a mapping of the file: valid while the reader lives, not to be written; for files
+  // that nobody changes. Throws Error naming file and tensor when there is none.
   TensorView Find(std::string_view name) const;
   // Copies the tensor of this name into `destination`, converting nothing, and compares it with
-  // its checksum. Resident memory does not grow by the file: pages are given back as they are
-  // read. Throws Error naming file and tensor when it is absent, has another dtype or shape, or
-  // was damaged (destination then holds the damaged bytes).
+  // its checksum. Resident memory does not grow by the file. Throws Error naming file and tensor
+  // when it is absent, has another dtype or shape, or was damaged or cut off meanwhile (destination
+  // then holds what there was).
   //
   // Returns whether a checksum says that the bytes are those that were saved. It may not where
   // another program wrote the file: most drop the metadata, and some keep what no longer holds.

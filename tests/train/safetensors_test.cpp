@@ -215,6 +215,18 @@ TEST_F(SafetensorsTest, MissingFilesAndFoldersAreNamed) {
   EXPECT_THAT(MessageOf([&] { SafetensorsReader(folder_.path()); }), HasSubstr("not a file"));
 }
 
+// A mapping would end the process by SIGBUS.
+TEST_F(SafetensorsTest, AFileThatIsCutWhileItIsReadIsAnError) {
+  const auto path = folder_ / "a.safetensors";
+  const TensorView tensor = Make("weights", DType::kF32, {1 << 16});
+  WriteSafetensors(path, {tensor}, {});
+  const SafetensorsReader reader(path);
+  std::filesystem::resize_file(path, 100'000);
+
+  EXPECT_THAT(MessageOf([&] { reader.Read("weights", tensor); }),
+              HasSubstr("a.safetensors: tensor weights: was truncated while it was read"));
+}
+
 TEST_F(SafetensorsTest, AFailedWriteLeavesNothingAndKeepsTheOldFile) {
   const auto path = folder_ / "a.safetensors";
   WriteSafetensors(path, {Make("a", DType::kF32, {5})}, {});
