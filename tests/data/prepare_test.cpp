@@ -35,13 +35,14 @@ std::vector<int32_t> TokensOf(const std::filesystem::path& folder, Split split) 
 }
 
 // The texts between end-of-text tokens; the last token must be one.
-std::multiset<std::string> TextsOf(const std::filesystem::path& folder, Split split) {
+// What stands between end-of-text tokens, in order.
+std::vector<std::string> RunsOf(const std::filesystem::path& folder, Split split) {
   const Tokenizer tokenizer = LoadTokenizer(folder.string());
-  std::multiset<std::string> texts;
+  std::vector<std::string> texts;
   std::vector<int32_t> text;
   for (const int32_t token : TokensOf(folder, split)) {
     if (token == tokenizer.end_of_text()) {
-      texts.insert(tokenizer.Decode(text));
+      texts.push_back(tokenizer.Decode(text));
       text.clear();
     } else {
       text.push_back(token);
@@ -49,6 +50,11 @@ std::multiset<std::string> TextsOf(const std::filesystem::path& folder, Split sp
   }
   EXPECT_TRUE(text.empty());
   return texts;
+}
+
+std::multiset<std::string> TextsOf(const std::filesystem::path& folder, Split split) {
+  const std::vector<std::string> runs = RunsOf(folder, split);
+  return {runs.begin(), runs.end()};
 }
 
 std::map<std::string, std::string> FilesOf(const std::filesystem::path& folder) {
@@ -280,7 +286,7 @@ TEST(PrepareLongDocument, IsCutForBothSplitsAndLosesNothing) {
   size_t bytes = 0;
   for (const Split split : {Split::kTrain, Split::kVal}) {
     size_t end = 0;  // of the run before
-    for (const std::string& run : TextsOf(folder / "out", split)) {
+    for (const std::string& run : RunsOf(folder / "out", split)) {
       const size_t at = text.find(run, end);
       ASSERT_NE(at, std::string::npos);
       end = at + run.size();
