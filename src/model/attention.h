@@ -1,31 +1,31 @@
-// Grouped-query attention: x += (causal attention over q, k, v of norm(x)) * out_proj^T.
+// Grouped-query attention: out += (causal attention over q, k, v of y) * out_proj^T.
 //
 // Letters as in backend/backend.h.
 #pragma once
 
-#include "model/sub_layer.h"
+#include "model/path.h"
 
 namespace terrace {
 
-class GqaAttention final : public SubLayer {
+class GqaAttention final : public AttentionPath {
  public:
   explicit GqaAttention(const LayerContext& context);
 
-  std::unique_ptr<Saved> Forward(const Pass& pass, TensorView x, TensorView out,
-                                 LayerRouting* routing) override;
-  void Backward(std::span<const Work> work, GradientSink& sink) override;
-  // Generation: as Block::Decode.
-  void Decode(const Pass& pass, int64_t first_position, const Block::Cache& cache, TensorView x);
+  std::unique_ptr<Saved> Forward(const Pass& pass, TensorView y, TensorView out,
+                                 LayerRouting* routing) const override;
+  void Backward(std::span<const Work> work, GradientSink& sink) const override;
+  Block::Cache NewCache(int64_t capacity) const override;
+  void Decode(const Pass& pass, int64_t first_position, const Block::Cache& cache, TensorView y,
+              TensorView out) const override;
 
  private:
   struct SavedAttention;
 
   AttentionShape ShapeOf(int64_t sequences, int64_t query_length, int64_t key_length) const;
   void RotateQueriesAndKeys(TensorView q, TensorView k, int64_t sequence_length,
-                            int64_t first_position, bool inverse);
+                            int64_t first_position, bool inverse) const;
 
   Backend& backend_;
-  NormLayer norm_;
   DType dtype_;  // compute
   int64_t heads_, kv_heads_, head_width_;
   bool rope_;

@@ -3,8 +3,10 @@
 
 #include <vector>
 
+#include "model/attention.h"
 #include "model/dense_ffn.h"
 #include "model/moe_ffn.h"
+#include "model/sub_layer.h"
 
 namespace terrace {
 namespace {
@@ -13,33 +15,38 @@ namespace {
 constexpr const char* kAttention = "attention";
 constexpr const char* kFeedForward = "feed-forward";
 
+std::unique_ptr<AttentionPath> MakeAttention(const LayerContext& context) {
+  return std::make_unique<GqaAttention>(context);
+}
+
+std::unique_ptr<Path> MakeFeedForward(const LayerContext& context) {
+  if (context.config.FeedForwardOf(context.layer) == FeedForwardKind::kDense) {
+    return std::make_unique<DenseFfn>(context);
+  }
+  return std::make_unique<MoeFfn>(context);
+}
+
 class DecoderBlock final : public Block {
  public:
   explicit DecoderBlock(const LayerContext& context)
-      : backend_(context.backend),
-        kind_(context.config.FeedForwardOf(context.layer)),
-        attention_(context) {
-    if (kind_ == FeedForwardKind::kDense) {
-      feed_forward_ = std::make_unique<DenseFfn>(context);
-    } else {
-      feed_forward_ = std::make_unique<MoeFfn>(context);
-    }
-  }
+      : kind_(context.config.FeedForwardOf(context.layer)),
+        arena_(context.backend.arena()),
+        attention_path_(MakeAttention(context)),
+        feed_forward_path_(MakeFeedForward(context)),
+        attention_(context, "norm1", *attention_path_),
+        feed_forward_(context, "norm2", *feed_forward_path_) {}
 
   TensorView Forward(const Pass& pass, TensorView x, std::unique_ptr<Saved>& saved,
                      LayerRouting* routing) override {
-    // x f32 [N, D] -> middle f32 [N, D] -> out f32 [N, D]
-    const TensorView middle = Activation(backend_, DType::kF32, x.shape, "block.middle");
-    const TensorView out = Activation(backend_, DType::kF32, x.shape, "block.out");
     auto halves = std::make_unique<SavedHalves>();
-    backend_.Copy(x, middle);
+    TensorView middle;
     {
-      const Arena::PhaseScope phase(backend_.arena(), kAttention);
-      halves->attention = attention_.Forward(pass, x, middle, nullptr);
+      const Arena::PhaseScope phase(arena_, kAttention);
+      middle = attention_.Forward(pass, x, "block.middle", halves->attention, nullptr);
     }
-    backend_.Copy(middle, out);
-    const Arena::PhaseScope phase(backend_.arena(), kFeedForward);
-    halves->feed_forward = feed_forward_->Forward(pass, middle, out, routing);
+    const Arena::PhaseScope phase(arena_, kFeedForward);
+    const TensorView out =
+        feed_forward_.Forward(pass, middle, "block.out", halves->feed_forward, routing);
     saved = std::move(halves);
     return out;
   }
@@ -48,37 +55,40 @@ class DecoderBlock final : public Block {
     std::vector<SubLayer::Work> attention_work, feed_forward_work;
     for (const Work& item : work) {
       const auto& halves = static_cast<const SavedHalves&>(*item.saved);
-      attention_work.push_back({item.pass, halves.attention.get(), item.dx});
-      feed_forward_work.push_back({item.pass, halves.feed_forward.get(), item.dx});
+      attention_work.push_back({item.pass, &halves.attention, item.dx});
+      feed_forward_work.push_back({item.pass, &halves.feed_forward, item.dx});
     }
     {
-      const Arena::PhaseScope phase(backend_.arena(), kFeedForward);
-      feed_forward_->Backward(feed_forward_work, sink);
+      const Arena::PhaseScope phase(arena_, kFeedForward);
+      feed_forward_.Backward(feed_forward_work, sink);
     }
-    const Arena::PhaseScope phase(backend_.arena(), kAttention);
+    const Arena::PhaseScope phase(arena_, kAttention);
     attention_.Backward(attention_work, sink);
   }
 
   FeedForwardKind feed_forward() const override { return kind_; }
 
+  Cache NewCache(int64_t capacity) const override { return attention_path_->NewCache(capacity); }
+
   void Decode(const Pass& pass, int64_t first_position, const Cache& cache, TensorView x) override {
-    attention_.Decode(pass, first_position, cache, x);
-    const Arena::Frame frame(backend_.arena());
-    const TensorView middle = Activation(backend_, DType::kF32, x.shape, "block.middle");
-    backend_.Copy(x, middle);
-    feed_forward_->Forward(pass, middle, x, nullptr);
+    attention_.Decode(x, [&](TensorView y, TensorView out) {
+      attention_path_->Decode(pass, first_position, cache, y, out);
+    });
+    feed_forward_.Decode(x, [&](TensorView y, TensorView out) {
+      feed_forward_path_->Forward(pass, y, out, nullptr);
+    });
   }
 
  private:
   struct SavedHalves final : Saved {
-    std::unique_ptr<SubLayer::Saved> attention;
-    std::unique_ptr<SubLayer::Saved> feed_forward;
+    SubLayer::Saved attention, feed_forward;
   };
 
-  Backend& backend_;
   FeedForwardKind kind_;
-  GqaAttention attention_;
-  std::unique_ptr<SubLayer> feed_forward_;
+  Arena& arena_;
+  std::unique_ptr<AttentionPath> attention_path_;
+  std::unique_ptr<Path> feed_forward_path_;
+  SubLayer attention_, feed_forward_;
 };
 
 }  // namespace

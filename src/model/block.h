@@ -3,8 +3,7 @@
 
 #include <memory>
 
-#include "model/attention.h"
-#include "model/sub_layer.h"
+#include "model/path.h"
 
 namespace terrace {
 

@@ -7,7 +7,7 @@
 #include "core/nearest_name.h"
 #include "model/block.h"
 #include "model/initialize.h"
-#include "model/sub_layer.h"
+#include "model/path.h"
 
 namespace terrace {
 
@@ -137,10 +137,8 @@ void Model::Logits(TensorView x, TensorView logits) {
 std::unique_ptr<KvCache> Model::NewCache(int64_t capacity) {
   auto cache = std::make_unique<KvCache>();
   cache->capacity = capacity;
-  const Shape shape{capacity, config_.kv_heads * config_.HeadWidth()};
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    cache->layers.push_back({Activation(backend_, compute_dtype(), shape, "cache.keys"),
-                             Activation(backend_, compute_dtype(), shape, "cache.values")});
+  for (const std::unique_ptr<Block>& block : blocks_) {
+    cache->layers.push_back(block->NewCache(capacity));
   }
   return cache;
 }

@@ -86,6 +86,8 @@ class Block {
   struct Cache {
     TensorView keys, values;
   };
+  // Room for `capacity` tokens, in activations: the caller frames it.
+  virtual Cache NewCache(int64_t capacity) const = 0;
   // Appends the keys and values of x f32 [T, D], whose first row is at `first_position`, to the
   // cache, and replaces x with the block's output. `pass` is that of the T tokens.
   virtual void Decode(const Pass& pass, int64_t first_position, const Cache& cache,

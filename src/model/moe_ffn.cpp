@@ -30,7 +30,6 @@ struct MoeFfn::SavedMoe final : Saved {
 
 MoeFfn::MoeFfn(const LayerContext& context)
     : backend_(context.backend),
-      norm_(context.Norm("norm2")),
       dtype_(context.config.weight_dtype),
       layer_(context.layer),
       experts_(context.config.experts),
@@ -50,12 +49,11 @@ MoeFfn::ExpertMatrices MoeFfn::FindExperts(const LayerContext& context,
   return found;
 }
 
-std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x, TensorView out,
-                                                 LayerRouting* routing) {
-  const int64_t tokens = x.rows(), rows = tokens * router_config_.top_k;
-  const int64_t width = x.columns(), ffn_width = gate_proj_.values[0].rows();
+std::unique_ptr<Path::Saved> MoeFfn::Forward(const Pass& pass, TensorView y, TensorView out,
+                                             LayerRouting* routing) const {
+  const int64_t tokens = y.rows(), rows = tokens * router_config_.top_k;
+  const int64_t width = y.columns(), ffn_width = gate_proj_.values[0].rows();
   auto saved = std::make_unique<SavedMoe>();
-  NormalizeInput(backend_, norm_, x, dtype_, *saved);
   saved->routing = AllocateRouting(backend_, tokens, experts_, router_config_.top_k);
   saved->gate = Activation(backend_, dtype_, {rows, ffn_width}, "moe.gate");
   saved->up = Activation(backend_, dtype_, {rows, ffn_width}, "moe.up");
@@ -64,7 +62,7 @@ std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x,
     const Arena::Frame temporaries(backend_.arena());
     const TensorView logits =
         Activation(backend_, DType::kF32, {tokens, experts_}, "router.logits");
-    backend_.Linear(saved->y, router_->value, logits, false);
+    backend_.Linear(y, router_->value, logits, false);
     std::vector<int64_t> counts(static_cast<size_t>(experts_));
     std::optional<uint64_t> noise_key;
     if (pass.training) noise_key = MixKeys(pass.noise_key, layer_);
@@ -75,7 +73,7 @@ std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x,
   {
     const Arena::Frame temporaries(backend_.arena());
     const TensorView rows_of_y = Activation(backend_, dtype_, {rows, width}, "moe.rows");
-    backend_.GatherRows(saved->y, saved->routing.row_tokens, rows_of_y);
+    backend_.GatherRows(y, saved->routing.row_tokens, rows_of_y);
     backend_.GroupedLinear(rows_of_y, offsets, gate_proj_.values, saved->gate, false);
     backend_.GroupedLinear(rows_of_y, offsets, up_proj_.values, saved->up, false);
   }
@@ -88,17 +86,15 @@ std::unique_ptr<SubLayer::Saved> MoeFfn::Forward(const Pass& pass, TensorView x,
   return saved;
 }
 
-void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
+void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) const {
   const Arena::Frame frame(backend_.arena());
   const int64_t width = router_->value.columns();
-  std::vector<TensorView> dy;  // f32 [N, D] each
   std::vector<WeightProduct> router_products;
   for (const Work& item : work) {
-    const int64_t tokens = item.dx.rows();
+    const int64_t tokens = item.y.rows();
     const TensorView dlogits =
         Activation(backend_, DType::kF32, {tokens, experts_}, "router.dlogits");
-    router_products.push_back({dlogits, item.saved->y});
-    dy.push_back(Activation(backend_, DType::kF32, item.dx.shape, "moe.dy"));
+    router_products.push_back({dlogits, item.y});
   }
 
   {
@@ -113,7 +109,7 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
       down_proj_products.push_back({dout_rows, h, routing.offsets});
       {
         const Arena::Frame temporaries(backend_.arena());
-        const TensorView dout = Downcast(backend_, work[i].dx, dtype_, "moe.dout");
+        const TensorView dout = Downcast(backend_, work[i].dout, dtype_, "moe.dout");
         backend_.GatherRows(dout, routing.row_tokens, dout_rows);
       }
       {
@@ -128,13 +124,13 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
         backend_.RouteBackward(router_config_, routing, work[i].pass->batch.targets, drow_weights,
                                work[i].pass->balance_scale, router_products[i].dy);
       }
-      backend_.LinearBackwardInput(router_products[i].dy, router_->value, dy[i], false);
+      backend_.LinearBackwardInput(router_products[i].dy, router_->value, work[i].dy, false);
       const Arena::Frame temporaries(backend_.arena());
       const TensorView drows = Activation(backend_, dtype_, {rows, width}, "moe.drows");
       backend_.GroupedLinearBackwardInput(saved.gate, routing.offsets, gate_proj_.values, drows,
                                           false);
       backend_.GroupedLinearBackwardInput(saved.up, routing.offsets, up_proj_.values, drows, true);
-      backend_.AddGatheredRows(drows, routing.token_rows, dy[i]);
+      backend_.AddGatheredRows(drows, routing.token_rows, work[i].dy);
     }
     for (const Parameter* down_proj : down_proj_.parameters) {
       LeaveExpertGradient(*down_proj, down_proj_products, sink);
@@ -149,7 +145,7 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
       const Routing& routing = saved.routing;
       const TensorView rows_of_y =
           Activation(backend_, dtype_, {saved.gate.rows(), width}, "moe.rows");
-      backend_.GatherRows(saved.y, routing.row_tokens, rows_of_y);
+      backend_.GatherRows(item.y, routing.row_tokens, rows_of_y);
       gate_proj_products.push_back({saved.gate, rows_of_y, routing.offsets});
       up_proj_products.push_back({saved.up, rows_of_y, routing.offsets});
     }
@@ -159,7 +155,6 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) {
     }
   }
   LeaveWeightGradient(backend_, *router_, router_products, sink);
-  NormBackward(backend_, norm_, work, dy, sink);
 }
 
 void MoeFfn::LeaveExpertGradient(const Parameter& parameter,

@@ -1,7 +1,7 @@
 // Mixture-of-experts feed-forward: every token goes to K of E experts, chosen by a router.
 //
-//   y = norm(x);  logits = y * router^T;  (experts, weights) = route(logits)
-//   x += sum over the selected experts e of weight_e * SwiGLU_e(y)
+//   logits = y * router^T;  (experts, weights) = route(logits)
+//   out += sum over the selected experts e of weight_e * SwiGLU_e(y)
 //
 // Dropless: the tokens' rows are gathered by expert, R = N * K rows always. The combine weight is
 // folded into the hidden rows, so that the experts' outputs need not be kept for its gradient.
@@ -10,17 +10,17 @@
 
 #include <vector>
 
-#include "model/sub_layer.h"
+#include "model/path.h"
 
 namespace terrace {
 
-class MoeFfn final : public SubLayer {
+class MoeFfn final : public Path {
  public:
   explicit MoeFfn(const LayerContext& context);
 
-  std::unique_ptr<Saved> Forward(const Pass& pass, TensorView x, TensorView out,
-                                 LayerRouting* routing) override;
-  void Backward(std::span<const Work> work, GradientSink& sink) override;
+  std::unique_ptr<Saved> Forward(const Pass& pass, TensorView y, TensorView out,
+                                 LayerRouting* routing) const override;
+  void Backward(std::span<const Work> work, GradientSink& sink) const override;
 
  private:
   struct SavedMoe;
@@ -41,7 +41,6 @@ class MoeFfn final : public SubLayer {
                            GradientSink& sink) const;
 
   Backend& backend_;
-  NormLayer norm_;
   DType dtype_;  // compute
   int64_t layer_;
   int64_t experts_;  // E

@@ -1,60 +1,54 @@
 #include "model/sub_layer.h"
 
+#include <vector>
+
 namespace terrace {
 
-const Parameter* LayerContext::Find(std::string_view name) const {
-  return parameters.at(fmt::format("layers.{}.{}.weight", layer, name));
-}
+SubLayer::SubLayer(const LayerContext& context, std::string_view norm, const Path& path)
+    : backend_(context.backend),
+      norm_(context.Norm(norm)),
+      dtype_(context.config.weight_dtype),
+      path_(path) {}
 
-NormLayer LayerContext::Norm(std::string_view name) const {
-  return MakeNorm(config, parameters, fmt::format("layers.{}.{}", layer, name));
-}
-
-NormLayer MakeNorm(const ModelConfig& config, const ParameterIndex& parameters,
-                   std::string_view name) {
-  const Parameter* weight = parameters.at(fmt::format("{}.weight", name));
-  const Parameter* bias =
-      config.norm == NormKind::kLayerNorm ? parameters.at(fmt::format("{}.bias", name)) : nullptr;
-  return NormLayer(config.norm, config.norm_epsilon, weight, bias);
-}
-
-TensorView Activation(Backend& backend, DType dtype, Shape shape, const char* name) {
-  return backend.arena().Allocate(Memory::kActivations, dtype, shape, name);
-}
-
-TensorView Downcast(Backend& backend, TensorView wide, DType dtype, const char* name) {
-  if (wide.dtype == dtype) return wide;
-  const TensorView narrow = Activation(backend, dtype, wide.shape, name);
-  backend.Copy(wide, narrow);
-  return narrow;
-}
-
-void NormalizeInput(Backend& backend, const NormLayer& norm, TensorView x, DType dtype,
-                    SubLayer::Saved& saved) {
+void SubLayer::Normalize(TensorView x, Saved& saved) const {
   saved.x = x;
-  saved.statistics = Activation(backend, DType::kF32, {x.rows(), 2}, "norm.statistics");
-  saved.y = Activation(backend, dtype, x.shape, "norm.y");
-  norm.Forward(backend, x, saved.y, saved.statistics);
+  saved.statistics = Activation(backend_, DType::kF32, {x.rows(), 2}, "norm.statistics");
+  saved.y = Activation(backend_, dtype_, x.shape, "norm.y");
+  norm_.Forward(backend_, x, saved.y, saved.statistics);
 }
 
-void NormBackward(Backend& backend, const NormLayer& norm, std::span<const SubLayer::Work> work,
-                  std::span<const TensorView> dy, GradientSink& sink) {
-  NormLayer::Slots slots = norm.Begin(sink);
+TensorView SubLayer::Forward(const Pass& pass, TensorView x, const char* name, Saved& saved,
+                             LayerRouting* routing) const {
+  const TensorView out = Activation(backend_, DType::kF32, x.shape, name);
+  backend_.Copy(x, out);
+  Normalize(x, saved);
+  saved.path = path_.Forward(pass, saved.y, out, routing);
+  return out;
+}
+
+void SubLayer::Backward(std::span<const Work> work, GradientSink& sink) const {
+  const Arena::Frame frame(backend_.arena());
+  std::vector<Path::Work> path_work;
+  for (const Work& item : work) {
+    const TensorView dy = Activation(backend_, DType::kF32, item.saved->y.shape, "norm.dy");
+    path_work.push_back({item.pass, item.saved->y, item.saved->path.get(), item.dx, dy});
+  }
+  path_.Backward(path_work, sink);
+
+  NormLayer::Slots slots = norm_.Begin(sink);
   for (size_t i = 0; i < work.size(); ++i) {
-    const SubLayer::Saved& saved = *work[i].saved;
-    norm.Backward(backend, dy[i], saved.x, saved.statistics, work[i].dx, slots);
+    const Saved& saved = *work[i].saved;
+    norm_.Backward(backend_, path_work[i].dy, saved.x, saved.statistics, work[i].dx, slots);
   }
-  norm.End(sink, slots);
+  norm_.End(sink, slots);
 }
 
-void LeaveWeightGradient(Backend& backend, const Parameter& parameter,
-                         std::span<const WeightProduct> products, GradientSink& sink) {
-  GradientSlot slot = sink.Begin(parameter);
-  for (const WeightProduct& product : products) {
-    backend.LinearBackwardWeight(product.dy, product.x, slot.view, slot.add);
-    slot.add = slot.add.Next();
-  }
-  sink.End(parameter, slot);
+void SubLayer::Decode(TensorView x,
+                      const std::function<void(TensorView y, TensorView out)>& path) const {
+  const Arena::Frame frame(backend_.arena());
+  Saved saved;
+  Normalize(x, saved);
+  path(saved.y, x);
 }
 
 }  // namespace terrace

@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "model/sub_layer.h"
+#include "model/path.h"
 
 namespace terrace {
 
@@ -30,7 +30,7 @@ class SwiGluPath {
     TensorView dout;  // compute [N, D]
     TensorView dy;    // f32 [N, D], replaced
   };
-  // As SubLayer::Backward.
+  // As Path::Backward.
   void Backward(std::span<const Work> work, GradientSink& sink) const;
 
  private:

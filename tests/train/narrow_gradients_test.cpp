@@ -7,7 +7,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/rng.h"
-#include "model/sub_layer.h"
+#include "model/path.h"
 #include "optim/accumulate_sink.h"
 #include "optim/release_sink.h"
 #include "support/compare.h"
