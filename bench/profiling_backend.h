@@ -36,6 +36,19 @@ class ProfilingBackend final : public Backend {
     Timed("grouped linear backward input",
           [&] { inner_.GroupedLinearBackwardInput(dy, offsets, w, dx, add); });
   }
+  void BlockLinear(int64_t blocks, TensorView x, TensorView w, TensorView y) override {
+    Timed("block linear", [&] { inner_.BlockLinear(blocks, x, w, y); });
+  }
+  void BlockLinearBackwardInput(int64_t blocks, TensorView dy, TensorView w,
+                                TensorView dx) override {
+    Timed("block linear backward input",
+          [&] { inner_.BlockLinearBackwardInput(blocks, dy, w, dx); });
+  }
+  void BlockLinearBackwardWeight(int64_t blocks, TensorView dy, TensorView x, TensorView dw,
+                                 Adding add) override {
+    Timed("block linear backward weight",
+          [&] { inner_.BlockLinearBackwardWeight(blocks, dy, x, dw, add); });
+  }
   void Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias, float epsilon,
             TensorView y, TensorView statistics) override {
     Timed("norm", [&] { inner_.Norm(kind, x, weight, bias, epsilon, y, statistics); });
@@ -48,9 +61,10 @@ class ProfilingBackend final : public Backend {
                           add_dbias);
     });
   }
-  void Rope(TensorView x, int64_t heads, int64_t sequence_length, int64_t first_position,
-            float theta, bool inverse) override {
-    Timed("rope", [&] { inner_.Rope(x, heads, sequence_length, first_position, theta, inverse); });
+  void Rope(TensorView x, int64_t heads, int64_t rotated, int64_t sequence_length,
+            int64_t first_position, float theta, bool inverse) override {
+    Timed("rope",
+          [&] { inner_.Rope(x, heads, rotated, sequence_length, first_position, theta, inverse); });
   }
   void Attention(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
                  TensorView out, TensorView log_sums) override {
@@ -71,11 +85,13 @@ class ProfilingBackend final : public Backend {
           [&] { inner_.SwiGluBackward(dh, gate, up, row_scale, dgate, dup, drow_scale); });
   }
   RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
-                         TensorView logits, TensorView targets, const Routing& routing,
-                         std::span<int64_t> counts) override {
+                         TensorView logits, TensorView selection_bias, TensorView targets,
+                         const Routing& routing, std::span<int64_t> counts) override {
     RouterStatistics statistics;
-    Timed("route",
-          [&] { statistics = inner_.Route(config, noise_key, logits, targets, routing, counts); });
+    Timed("route", [&] {
+      statistics =
+          inner_.Route(config, noise_key, logits, selection_bias, targets, routing, counts);
+    });
     return statistics;
   }
   void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
@@ -89,6 +105,48 @@ class ProfilingBackend final : public Backend {
   }
   void AddGatheredRows(TensorView x, TensorView token_rows, TensorView y) override {
     Timed("add gathered rows", [&] { inner_.AddGatheredRows(x, token_rows, y); });
+  }
+  void HyperWeights(const HyperConnection& config, TensorView x, float norm_epsilon,
+                    TensorView products, TensorView scale, TensorView base, TensorView inverse_rms,
+                    TensorView weights) override {
+    Timed("hyper-connections", [&] {
+      inner_.HyperWeights(config, x, norm_epsilon, products, scale, base, inverse_rms, weights);
+    });
+  }
+  void HyperWeightsBackward(const HyperConnection& config, TensorView x, TensorView products,
+                            TensorView scale, TensorView base, TensorView inverse_rms,
+                            TensorView dweights, TensorView dproducts, TensorView dx,
+                            TensorView dscale, bool add_dscale, TensorView dbase,
+                            bool add_dbase) override {
+    Timed("hyper-connections", [&] {
+      inner_.HyperWeightsBackward(config, x, products, scale, base, inverse_rms, dweights,
+                                  dproducts, dx, dscale, add_dscale, dbase, add_dbase);
+    });
+  }
+  void HyperRead(const HyperConnection& config, TensorView x, TensorView weights,
+                 TensorView z) override {
+    Timed("hyper-connections", [&] { inner_.HyperRead(config, x, weights, z); });
+  }
+  void HyperReadBackward(const HyperConnection& config, TensorView dz, TensorView x,
+                         TensorView weights, TensorView dx, TensorView dweights) override {
+    Timed("hyper-connections",
+          [&] { inner_.HyperReadBackward(config, dz, x, weights, dx, dweights); });
+  }
+  void HyperWrite(const HyperConnection& config, TensorView x, TensorView y, TensorView weights,
+                  TensorView out) override {
+    Timed("hyper-connections", [&] { inner_.HyperWrite(config, x, y, weights, out); });
+  }
+  void HyperWriteBackward(const HyperConnection& config, TensorView x, TensorView y,
+                          TensorView weights, TensorView dx, TensorView dy,
+                          TensorView dweights) override {
+    Timed("hyper-connections",
+          [&] { inner_.HyperWriteBackward(config, x, y, weights, dx, dy, dweights); });
+  }
+  void HyperSpread(const HyperConnection& config, TensorView y, TensorView x) override {
+    Timed("hyper-connections", [&] { inner_.HyperSpread(config, y, x); });
+  }
+  void HyperSpreadBackward(const HyperConnection& config, TensorView dx, TensorView dy) override {
+    Timed("hyper-connections", [&] { inner_.HyperSpreadBackward(config, dx, dy); });
   }
   void Embedding(TensorView ids, TensorView tokens_table, TensorView positions_table,
                  int64_t sequence_length, int64_t first_position, TensorView y) override {

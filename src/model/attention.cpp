@@ -18,6 +18,7 @@ GqaAttention::GqaAttention(const LayerContext& context)
       kv_heads_(context.config.kv_heads),
       head_width_(context.config.HeadWidth()),
       rope_(context.config.positions == PositionKind::kRope),
+      rope_width_(context.config.RopeWidth()),
       rope_theta_(context.config.rope_theta),
       q_proj_(context.Find("attn.q_proj")),
       k_proj_(context.Find("attn.k_proj")),
@@ -32,8 +33,8 @@ AttentionShape GqaAttention::ShapeOf(int64_t sequences, int64_t query_length,
 void GqaAttention::RotateQueriesAndKeys(TensorView q, TensorView k, int64_t sequence_length,
                                         int64_t first_position, bool inverse) const {
   if (!rope_) return;
-  backend_.Rope(q, heads_, sequence_length, first_position, rope_theta_, inverse);
-  backend_.Rope(k, kv_heads_, sequence_length, first_position, rope_theta_, inverse);
+  backend_.Rope(q, heads_, rope_width_, sequence_length, first_position, rope_theta_, inverse);
+  backend_.Rope(k, kv_heads_, rope_width_, sequence_length, first_position, rope_theta_, inverse);
 }
 
 std::unique_ptr<Path::Saved> GqaAttention::Forward(const Pass& pass, TensorView y, TensorView out,

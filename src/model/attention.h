@@ -29,6 +29,7 @@ class GqaAttention final : public AttentionPath {
   DType dtype_;  // compute
   int64_t heads_, kv_heads_, head_width_;
   bool rope_;
+  int64_t rope_width_;
   float rope_theta_;
   const Parameter* q_proj_;    // [H * C, D]
   const Parameter* k_proj_;    // [G * C, D]

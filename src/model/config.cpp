@@ -14,6 +14,8 @@ namespace {
 constexpr double kMaxDimension = INT32_MAX;  // token ids and expert numbers are 32 bits wide
 constexpr int64_t kMaxExpertsOfAllLayers = int64_t{1} << 22;
 constexpr double kMaxParameters = 1e15;
+constexpr double kMaxStreams = 64;  // weights of a token are the square of it
+constexpr Range kScalingFactors = {1e-6, 1e6};
 
 const Names<PositionKind> kPositionNames = {{"learned", PositionKind::kLearned},
                                             {"rope", PositionKind::kRope}};
@@ -21,6 +23,15 @@ const Names<NormKind> kNormNames = {{"layernorm", NormKind::kLayerNorm},
                                     {"rmsnorm", NormKind::kRmsNorm}};
 const Names<FeedForwardKind> kFeedForwardNames = {{"dense", FeedForwardKind::kDense},
                                                   {"moe", FeedForwardKind::kMoe}};
+
+const Names<AttentionKind> kAttentionNames = {{"gqa", AttentionKind::kGqa},
+                                              {"nanowhale-mla", AttentionKind::kNanowhaleMla}};
+const Names<RouterScore> kScoreNames = {{"softmax", RouterScore::kSoftmax},
+                                        {"sigmoid", RouterScore::kSigmoid},
+                                        {"sqrtsoftplus", RouterScore::kSqrtSoftplus}};
+const Names<SelectionBias> kSelectionBiasNames = {{"none", SelectionBias::kNone},
+                                                  {"fixed", SelectionBias::kFixed},
+                                                  {"balancing", SelectionBias::kBalancing}};
 
 void CheckAttention(const ModelConfig& config) {
   if (config.heads % config.kv_heads != 0) {
@@ -30,13 +41,31 @@ void CheckAttention(const ModelConfig& config) {
     Fail("model.heads = {} does not divide model.width = {}, and model.head_width is not given",
          config.heads, config.width);
   }
-  if (config.positions == PositionKind::kRope && config.HeadWidth() % 2 != 0) {
-    Fail("model.head_width = {} is odd, which model.positions = \"rope\" cannot rotate",
-         config.HeadWidth());
+  if (config.positions == PositionKind::kRope) {
+    if (config.RopeWidth() % 2 != 0) {
+      Fail("model.{} = {} is odd, which model.positions = \"rope\" cannot rotate",
+           config.rope_width != 0 ? "rope_width" : "head_width", config.RopeWidth());
+    }
+    if (config.RopeWidth() > config.HeadWidth()) {
+      Fail("model.rope_width = {} is more than model.head_width = {}", config.RopeWidth(),
+           config.HeadWidth());
+    }
   }
   if (config.HeadWidth() > INT32_MAX / config.heads) {
     Fail("model.heads = {} of width {} are more than {} together", config.heads, config.HeadWidth(),
          INT32_MAX);
+  }
+  if (config.attention != AttentionKind::kNanowhaleMla) return;
+
+  if (config.kv_heads != 1) {
+    Fail("model.kv_heads = {} is not the one head of model.attention = \"nanowhale-mla\"",
+         config.kv_heads);
+  }
+  if (config.query_rank == 0) Fail("model.query_rank = 0, and model.attention is nanowhale-mla");
+  if (config.output_rank == 0) Fail("model.output_rank = 0, and model.attention is nanowhale-mla");
+  if (config.heads % config.output_groups != 0) {
+    Fail("model.output_groups = {} does not divide model.heads = {}", config.output_groups,
+         config.heads);
   }
 }
 
@@ -68,6 +97,7 @@ void CheckSize(const ModelConfig& config) {
   double parameters = 2 * size(config.vocab_size, config.width) +
                       4 * layers * size(config.heads * config.HeadWidth(), config.width) +
                       3 * (layers - moe_layers) * size(config.ffn_width, config.width) +
+                      3 * moe_layers * size(config.shared_expert_width, config.width) +
                       3 * moe_layers * static_cast<double>(config.experts) *
                           size(config.ExpertWidth(), config.width);
   if (config.positions == PositionKind::kLearned)
@@ -107,7 +137,7 @@ bool ModelConfig::Has(Population population) const {
     case Population::kRouter:
       return HasLayerOf(FeedForwardKind::kMoe);
     case Population::kSharedExpert:
-      return false;
+      return shared_expert_width > 0 && HasLayerOf(FeedForwardKind::kMoe);
   }
   return false;
 }
@@ -122,6 +152,18 @@ Fields FieldsOf(ModelConfig& config) {
   const Needs ffn_width = {
       [model] { return model->HasLayerOf(FeedForwardKind::kDense) || model->expert_width == 0; },
       "\"dense\" in model.ffn, where model.expert_width is given"};
+  const Needs mla = {[model] { return model->attention == AttentionKind::kNanowhaleMla; },
+                     "model.attention = \"nanowhale-mla\""};
+  const Needs balancing = {[model] { return model->selection_bias == SelectionBias::kBalancing; },
+                           "model.router.selection_bias = \"balancing\""};
+  const Needs softmax = {[model] {
+                           return model->HasLayerOf(FeedForwardKind::kMoe) &&
+                                  model->router.score == RouterScore::kSoftmax;
+                         },
+                         "model.router.score = \"softmax\""};
+  const Needs streams = {[model] { return model->HasHyperConnections(); },
+                         "model.hyper_connection.streams above 1"};
+  HyperConnection& hyper = config.hyper_connection;
   const Range dimension = {1, kMaxDimension}, dimension_or_0 = {0, kMaxDimension};
   const Range experts = {0, static_cast<double>(kMaxExpertsOfAllLayers)};
   return WithPrefix(
@@ -134,26 +176,55 @@ Fields FieldsOf(ModelConfig& config) {
           {"heads", &config.heads, "query heads", dimension},
           {"kv_heads", &config.kv_heads, "key/value heads", dimension},
           {"head_width", &config.head_width, "0: width / heads", dimension_or_0},
+          {"attention", Choice(config.attention, kAttentionNames), "of every layer"},
+          {"query_rank", &config.query_rank, "of the queries' projection", dimension_or_0, mla},
+          {"output_groups", &config.output_groups, "of heads, projected apart", dimension, mla},
+          {"output_rank", &config.output_rank, "of each group's projection", dimension_or_0, mla},
           {"positions", Choice(config.positions, kPositionNames), "of tokens"},
           {"rope_theta", &config.rope_theta, "base of the rotation angles", kRopeThetas, rope},
+          {"rope_width", &config.rope_width, "rotated of each head, the last; 0: all",
+           dimension_or_0, rope},
           {"norm", Choice(config.norm, kNormNames), "before each layer"},
           {"norm_epsilon", &config.norm_epsilon, "added to the mean square", kNormEpsilons},
           {"ffn", ChoiceList(config.ffn, kFeedForwardNames), "repeated over layers"},
           {"ffn_width", &config.ffn_width, "of dense layers", dimension_or_0, ffn_width},
           {"experts", &config.experts, "per MoE layer", experts, moe},
           {"expert_width", &config.expert_width, "0: ffn_width", dimension_or_0, moe},
+          {"shared_expert_width", &config.shared_expert_width,
+           "of an expert for every token; 0: none", dimension_or_0, moe},
+          {"hyper_connection.streams",
+           &hyper.streams,
+           "residual streams; 1: a plain one",
+           {1, kMaxStreams}},
+          {"hyper_connection.sinkhorn_iterations",
+           &hyper.sinkhorn_iterations,
+           "that make the mixing matrix doubly stochastic",
+           {1, 1000},
+           streams},
+          {"hyper_connection.epsilon", &hyper.epsilon, "added to weights and sums", kNormEpsilons,
+           streams},
           {"tied_head", &config.tied_head, "the head is the embedding"},
           {"init_std", &config.init_std, "of matrices at the start", kInitStds},
           {"router.top_k", &router.top_k, "experts per token", {1, experts.maximum}, moe},
+          {"router.score", Choice(router.score, kScoreNames), "of an expert", {}, moe},
           {"router.normalize_weights",
            &router.normalize_weights,
            "combine weights divided by their sum",
            {},
            moe},
+          {"router.scaling_factor", &router.scaling_factor, "of the combine weights",
+           kScalingFactors, moe},
+          {"router.selection_bias",
+           Choice(config.selection_bias, kSelectionBiasNames),
+           "added to scores where experts are chosen",
+           {},
+           moe},
+          {"router.selection_bias_rate", &config.selection_bias_rate, "its change in a step",
+           kCoefficients, balancing},
           {"router.aux_coefficient", &router.aux_coefficient, "of the load-balancing loss",
            kCoefficients, moe},
           {"router.z_coefficient", &router.z_coefficient, "of the router z-loss", kCoefficients,
-           moe},
+           softmax},
           {"router.noise_scale", &router.noise_scale, "of N(0, 1) on logits in training",
            kCoefficients, moe},
       });
@@ -189,6 +260,22 @@ class Declaration {
   }
   void Router(std::string name, Shape shape) {
     Declare(std::move(name), Population::kRouter, DType::kF32, shape, config_.init_std, 0);
+  }
+  void Bias(std::string name, int64_t experts) {
+    Declare(std::move(name), Population::kRouter, DType::kF32, {experts}, 0, 0).contributions = 0;
+  }
+  // Of a projection within attention: RMSNorm whatever the others are.
+  void InnerNorm(std::string name, int64_t width) {
+    Declare(std::move(name), Population::kNorm, DType::kF32, {width}, 0, 1);
+  }
+  // Of a hyper-connection that reads and, with `writes`, writes.
+  void HyperConnection(const std::string& name, bool writes) {
+    const int64_t streams = config_.hyper_connection.streams;
+    const int64_t weights = writes ? streams * (streams + 2) : streams;
+    Declare(name + ".weight", Population::kNorm, DType::kF32, {weights, config_.StreamWidth()},
+            config_.init_std, 0);
+    Declare(name + ".base", Population::kNorm, DType::kF32, {weights}, 0, 0);
+    Declare(name + ".scale", Population::kNorm, DType::kF32, {writes ? 3 : 1}, 0, 1);
   }
   void Norm(const std::string& name) {
     Declare(name + ".weight", Population::kNorm, DType::kF32, {config_.width}, 0, 1);
@@ -228,29 +315,57 @@ class Declaration {
   std::vector<Parameter> parameters_;
 };
 
-void DeclareLayer(const ModelConfig& config, int64_t layer, Declaration& declaration) {
-  const std::string prefix = fmt::format("layers.{}.", layer);
+void DeclareAttention(const ModelConfig& config, const std::string& prefix,
+                      Declaration& declaration) {
   const int64_t query_width = config.heads * config.HeadWidth();   // H * C
   const int64_t key_width = config.kv_heads * config.HeadWidth();  // G * C
   const int64_t width = config.width;                              // D
+  const auto matrix = [&](const char* name, Shape shape) {
+    declaration.Matrix(prefix + name, Population::kAttention, shape);
+  };
+  if (config.attention == AttentionKind::kGqa) {
+    matrix("q_proj.weight", {query_width, width});
+    matrix("k_proj.weight", {key_width, width});
+    matrix("v_proj.weight", {key_width, width});
+    declaration.Residual(prefix + "out_proj.weight", Population::kAttention, {width, query_width});
+    return;
+  }
+  const int64_t output_width = config.output_groups * config.output_rank;
+  matrix("q_a_proj.weight", {config.query_rank, width});
+  declaration.InnerNorm(prefix + "q_norm.weight", config.query_rank);
+  matrix("q_b_proj.weight", {query_width, config.query_rank});
+  matrix("kv_proj.weight", {key_width, width});
+  declaration.InnerNorm(prefix + "kv_norm.weight", key_width);
+  matrix("out_a_proj.weight", {output_width, query_width / config.output_groups});
+  declaration.Residual(prefix + "out_b_proj.weight", Population::kAttention, {width, output_width});
+}
+
+void DeclareLayer(const ModelConfig& config, int64_t layer, Declaration& declaration) {
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  const int64_t width = config.width;  // D
   declaration.layer = layer;
+  if (config.HasHyperConnections()) declaration.HyperConnection(prefix + "hyper1", true);
   declaration.Norm(prefix + "norm1");
-  declaration.Matrix(prefix + "attn.q_proj.weight", Population::kAttention, {query_width, width});
-  declaration.Matrix(prefix + "attn.k_proj.weight", Population::kAttention, {key_width, width});
-  declaration.Matrix(prefix + "attn.v_proj.weight", Population::kAttention, {key_width, width});
-  declaration.Residual(prefix + "attn.out_proj.weight", Population::kAttention,
-                       {width, query_width});
+  DeclareAttention(config, prefix + "attn.", declaration);
+  if (config.HasHyperConnections()) declaration.HyperConnection(prefix + "hyper2", true);
   declaration.Norm(prefix + "norm2");
   if (config.FeedForwardOf(layer) == FeedForwardKind::kDense) {
     declaration.SwiGlu(prefix + "ff", Population::kDenseFfn, config.ffn_width);
   } else {
     declaration.Router(prefix + "ff.router.weight", {config.experts, width});
+    if (config.selection_bias != SelectionBias::kNone) {
+      declaration.Bias(prefix + "ff.router.bias", config.experts);
+    }
     for (int64_t expert = 0; expert < config.experts; ++expert) {
       declaration.expert = expert;
       declaration.SwiGlu(fmt::format("{}ff.experts.{}", prefix, expert), Population::kExpert,
                          config.ExpertWidth());
     }
     declaration.expert = -1;
+    if (config.shared_expert_width > 0) {
+      declaration.SwiGlu(prefix + "ff.shared_expert", Population::kSharedExpert,
+                         config.shared_expert_width);
+    }
   }
   declaration.layer = -1;
 }
@@ -267,6 +382,7 @@ std::vector<Parameter> ParametersOf(const ModelConfig& config) {
                        {config.max_positions, config.width});
   }
   for (int64_t layer = 0; layer < config.layers; ++layer) DeclareLayer(config, layer, declaration);
+  if (config.HasHyperConnections()) declaration.HyperConnection("hyper_f", false);
   declaration.Norm("norm_f");
   if (!config.tied_head) {
     declaration.Matrix("lm_head.weight", Population::kHead, {config.vocab_size, config.width});
@@ -280,6 +396,7 @@ ModelSize SizeOf(const ModelConfig& config) {
   for (const Parameter& parameter : ParametersOf(config)) {
     const int64_t count = parameter.value.size();
     size.parameters += count;
+    if (!parameter.trained()) continue;
     switch (parameter.population) {
       case Population::kExpert:
         expert_parameters += count;
@@ -289,6 +406,8 @@ ModelSize SizeOf(const ModelConfig& config) {
         if (parameter.contributions == 2) size.product_parameters += count;
         break;
       case Population::kNorm:
+        // Matrices among them are those of hyper-connections.
+        if (parameter.value.shape.rank() == 2) size.product_parameters += count;
         break;
       default:
         size.product_parameters += count;

@@ -15,6 +15,19 @@ namespace terrace {
 
 enum class PositionKind : uint8_t { kLearned, kRope };
 enum class FeedForwardKind : uint8_t { kDense, kMoe };
+enum class AttentionKind : uint8_t {
+  kGqa,  // grouped queries: projections of its own for queries, keys and values
+  // As in nanowhale and DeepSeek-V4: low-rank queries, one head that is both key and value, a
+  // grouped low-rank projection of the output, whose positions are rotated back.
+  kNanowhaleMla,
+};
+enum class SelectionBias : uint8_t {
+  kNone,
+  kFixed,  // as loaded
+  // Moved after each step against the load (arXiv 2408.15664): less for experts with more than the
+  // mean of assignments, more for those with fewer.
+  kBalancing,
+};
 
 struct ModelConfig {
   int64_t vocab_size = 0;     // V
@@ -24,8 +37,14 @@ struct ModelConfig {
   int64_t heads = 0;       // H
   int64_t kv_heads = 0;    // G
   int64_t head_width = 0;  // C; 0: width / heads
+  AttentionKind attention = AttentionKind::kGqa;
+  // Of nanowhale-mla only.
+  int64_t query_rank = 0;
+  int64_t output_groups = 1;  // divides heads
+  int64_t output_rank = 0;    // of each group
   PositionKind positions = PositionKind::kRope;
   float rope_theta = 10000.0f;
+  int64_t rope_width = 0;  // W, of each head's last elements that are rotated; 0: all
   NormKind norm = NormKind::kRmsNorm;
   float norm_epsilon = 1e-5f;
   int64_t ffn_width = 0;  // F of dense layers
@@ -35,13 +54,22 @@ struct ModelConfig {
   int64_t experts = 0;       // E
   int64_t expert_width = 0;  // F of experts; 0: ffn_width
   RouterConfig router;       // of every MoE layer
+  SelectionBias selection_bias = SelectionBias::kNone;
+  float selection_bias_rate = 1e-3f;  // of kBalancing: a step's change
+  int64_t shared_expert_width = 0;    // F of an expert that every token goes to; 0: none
+
+  HyperConnection hyper_connection;  // of every sub-layer
 
   bool tied_head = true;
   DType weight_dtype = DType::kF32;  // of matrices and embeddings; norms and routers are float32
   float init_std = 0.02f;            // of matrices; into the residual stream / sqrt(2 * layers)
 
   int64_t HeadWidth() const { return head_width != 0 ? head_width : width / heads; }
+  int64_t RopeWidth() const { return rope_width != 0 ? rope_width : HeadWidth(); }
   int64_t ExpertWidth() const { return expert_width != 0 ? expert_width : ffn_width; }
+  bool HasHyperConnections() const { return hyper_connection.streams > 1; }
+  // Of the residual stream between layers: S * D.
+  int64_t StreamWidth() const { return hyper_connection.streams * width; }
   FeedForwardKind FeedForwardOf(int64_t layer) const {
     return ffn[static_cast<size_t>(layer) % ffn.size()];
   }

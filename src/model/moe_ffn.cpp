@@ -66,7 +66,7 @@ std::unique_ptr<Path::Saved> MoeFfn::Forward(const Pass& pass, TensorView y, Ten
     std::vector<int64_t> counts(static_cast<size_t>(experts_));
     std::optional<uint64_t> noise_key;
     if (pass.training) noise_key = MixKeys(pass.noise_key, layer_);
-    const RouterStatistics statistics = backend_.Route(router_config_, noise_key, logits,
+    const RouterStatistics statistics = backend_.Route(router_config_, noise_key, logits, {},
                                                        pass.batch.targets, saved->routing, counts);
     if (routing != nullptr) *routing = {layer_, statistics, std::move(counts)};
   }

@@ -58,6 +58,47 @@ constexpr Preset kPresets[] = {
        config.expert_width = 192;
        config.weight_dtype = DType::kF32;
      }},
+    // The model that MESH was found on (arXiv 2608.04407).
+    {"nanowhale-110m", "",
+     "after DeepSeek-V4: low-rank attention, hyper-connections, 4 experts and a shared one",
+     [](ModelConfig& config) {
+       config.vocab_size = 129280;
+       config.max_positions = 2048;
+       config.width = 320;
+       config.layers = 8;
+       config.heads = 8;
+       config.kv_heads = 1;
+       config.head_width = 96;
+       config.attention = AttentionKind::kNanowhaleMla;
+       config.query_rank = 160;
+       config.output_groups = 2;
+       config.output_rank = 80;
+       config.rope_width = 32;
+       config.norm_epsilon = 1e-6f;
+       config.ffn_width = 640;
+       config.ffn = {FeedForwardKind::kMoe};
+       config.experts = 4;
+       config.router.top_k = 2;
+       config.router.score = RouterScore::kSqrtSoftplus;
+       config.router.scaling_factor = 1.5f;
+       config.selection_bias = SelectionBias::kBalancing;
+       config.shared_expert_width = 640;
+       config.hyper_connection.streams = 4;
+       config.tied_head = false;
+     }},
+    {"nanowhale-small", "nanowhale-110m", "the same in the size of moe-laptop",
+     [](ModelConfig& config) {
+       config.vocab_size = 4096;
+       config.max_positions = 256;
+       config.width = 192;
+       config.layers = 4;
+       config.heads = 4;
+       config.head_width = 64;
+       config.query_rank = 96;
+       config.output_rank = 48;
+       config.ffn_width = 384;
+       config.shared_expert_width = 384;
+     }},
     {"gpt-moe-tiny", "skewadam-6.78b", "to test with: 6 experts, float32, no router noise",
      [](ModelConfig& config) {
        config.vocab_size = 97;

@@ -76,9 +76,9 @@ class RouteTest : public KernelTest {
     const Routing actual = NewRouting(c), expected = NewRouting(c);
     const TensorView logits_expected = CopyOf(logits);
     std::vector<int64_t> counts(c.experts, 77), counts_expected(c.experts, 77);
-    const RouterStatistics s = cpu_.Route(config, noise_key_, logits, targets, actual, counts);
-    const RouterStatistics s_expected =
-        reference_.Route(config, noise_key_, logits_expected, targets, expected, counts_expected);
+    const RouterStatistics s = cpu_.Route(config, noise_key_, logits, {}, targets, actual, counts);
+    const RouterStatistics s_expected = reference_.Route(config, noise_key_, logits_expected, {},
+                                                         targets, expected, counts_expected);
 
     EXPECT_TRUE(Near(logits, logits_expected, RoundingOf(DType::kF32, 0)));
     EXPECT_TRUE(SameBytes(actual.experts, expected.experts));
@@ -147,10 +147,10 @@ TEST_P(RouteTest, NoiseIsAddedInPlaceAndKeyed) {
   CheckRoute(config, c, logits, targets);
   EXPECT_FALSE(Near(logits, clean, {.absolute = 0.01}));
   std::vector<int64_t> counts(c.experts);
-  cpu_.Route(config, noise_key_, again, targets, NewRouting(c), counts);
+  cpu_.Route(config, noise_key_, again, {}, targets, NewRouting(c), counts);
   EXPECT_TRUE(SameBytes(again, logits));
   noise_key_ = 987654321;
-  cpu_.Route(config, noise_key_, other, targets, NewRouting(c), counts);
+  cpu_.Route(config, noise_key_, other, {}, targets, NewRouting(c), counts);
   EXPECT_FALSE(Near(other, logits, {.absolute = 0.01}));
 }
 
@@ -225,13 +225,13 @@ TEST_P(RouteTest, IgnoredTokensAreRoutedButNotCounted) {
   const Routing routing = NewRouting(c);
   std::vector<int64_t> counts(c.experts), first_counts(c.experts);
   const RouterStatistics all =
-      cpu_.Route(Config(c, true), noise_key_, logits, targets, routing, counts);
+      cpu_.Route(Config(c, true), noise_key_, logits, {}, targets, routing, counts);
   EXPECT_EQ(routing.offsets.as<int64_t>()[c.experts], 40);
   EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), 20);
 
   // As if the ignored tokens were not there.
   const RouteCase half{10, 4, 2};
-  const RouterStatistics first = cpu_.Route(Config(c, true), noise_key_, logits.Rows(0, 10),
+  const RouterStatistics first = cpu_.Route(Config(c, true), noise_key_, logits.Rows(0, 10), {},
                                             targets.Rows(0, 10), NewRouting(half), first_counts);
   EXPECT_EQ(counts, first_counts);
   EXPECT_EQ(all.tokens, first.tokens);
@@ -251,7 +251,7 @@ TEST_P(RouteTest, BalanceGradientsAreThoseOfTheLosses) {
   const Routing routing = NewRouting(c);
   std::vector<int64_t> counts(c.experts);
   const auto loss = [&] {
-    const RouterStatistics s = cpu_.Route(config, noise_key_, logits, targets, routing, counts);
+    const RouterStatistics s = cpu_.Route(config, noise_key_, logits, {}, targets, routing, counts);
     return s.aux_loss + s.z_loss;
   };
   loss();
@@ -282,7 +282,7 @@ TEST_P(RouteTest, ResultsDoNotDependOnTheNumberOfThreads) {
   ExpectSameForAnyThreads([&] {
     const TensorView sums = New(DType::kI64, {3});
     const RouterStatistics s =
-        cpu_.Route(config, noise_key_, CopyOf(logits), targets, NewRouting(c), counts);
+        cpu_.Route(config, noise_key_, CopyOf(logits), {}, targets, NewRouting(c), counts);
     sums.as<int64_t>()[0] = std::bit_cast<int64_t>(s.aux_loss);
     sums.as<int64_t>()[1] = std::bit_cast<int64_t>(s.z_loss);
     sums.as<int64_t>()[2] = std::bit_cast<int64_t>(s.entropy);
@@ -290,7 +290,7 @@ TEST_P(RouteTest, ResultsDoNotDependOnTheNumberOfThreads) {
   });
   ExpectSameForAnyThreads([&] {
     const Routing routing = NewRouting(c);
-    cpu_.Route(config, noise_key_, CopyOf(logits), targets, routing, counts);
+    cpu_.Route(config, noise_key_, CopyOf(logits), {}, targets, routing, counts);
     return routing.row_tokens;
   });
 }
@@ -313,7 +313,7 @@ TEST_P(RouteTest, DryRunsTakeTheSameScratchAndCountNothing) {
     const TensorView targets = allocate(DType::kI32, {300});
     std::vector<int64_t> counts(8, 77);
     const RouterStatistics s =
-        backend.Route(Config(c, true), std::nullopt, logits, targets, routing, counts);
+        backend.Route(Config(c, true), std::nullopt, logits, {}, targets, routing, counts);
     EXPECT_EQ(s.tokens, backend.dry() ? 0 : 300);
     EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), backend.dry() ? 0 : 600);
     backend.RouteBackward(Config(c, true), routing, targets, allocate(DType::kF32, {600}), 1.0f,
@@ -326,16 +326,16 @@ TEST_P(RouteTest, ImpossibleShapesAreRefused) {
   const TensorView logits = Normals(DType::kF32, {6, 4}), targets = Targets(6, 0);
   std::vector<int64_t> counts(4), short_counts(3);
   EXPECT_THROW(
-      cpu_.Route(Config(c, true), noise_key_, logits, targets, NewRouting(c), short_counts),
+      cpu_.Route(Config(c, true), noise_key_, logits, {}, targets, NewRouting(c), short_counts),
       InternalError);
   EXPECT_THROW(
-      cpu_.Route(Config({6, 4, 5}, true), noise_key_, logits, targets, NewRouting(c), counts),
+      cpu_.Route(Config({6, 4, 5}, true), noise_key_, logits, {}, targets, NewRouting(c), counts),
       InternalError);
   EXPECT_THROW(
-      cpu_.Route(Config({6, 4, 0}, true), noise_key_, logits, targets, NewRouting(c), counts),
+      cpu_.Route(Config({6, 4, 0}, true), noise_key_, logits, {}, targets, NewRouting(c), counts),
       InternalError);
   EXPECT_THROW(
-      cpu_.Route(Config(c, true), noise_key_, logits, Targets(5, 0), NewRouting(c), counts),
+      cpu_.Route(Config(c, true), noise_key_, logits, {}, Targets(5, 0), NewRouting(c), counts),
       InternalError);
 }
 

@@ -140,6 +140,8 @@ TEST(PresetTest, ParameterCounts) {
   EXPECT_EQ(SizeOf(PresetNamed("moe-110m")).parameters, 110'732'288);
   EXPECT_EQ(SizeOf(PresetNamed("moe-laptop")).parameters, 7'350'528);
   EXPECT_EQ(SizeOf(PresetNamed("gpt-moe-tiny")).parameters, 81'632);
+  // Published as 64 more: attention sinks, 8 in each layer, which its forward pass does not use.
+  EXPECT_EQ(SizeOf(PresetNamed("nanowhale-110m")).parameters, 110'369'621 - 64);
 }
 
 TEST(PresetTest, AllAreSoundAndDistinct) {

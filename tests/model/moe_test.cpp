@@ -276,7 +276,7 @@ TEST_P(MoeTest, LogitsThatAreNotFiniteRouteToDistinctExperts) {
     routing.fractions = f32({e});
     std::vector<int64_t> counted(e);
     const RouterStatistics statistics =
-        backend->Route(config.router, std::nullopt, logits, batch.View().targets, routing, counted);
+        backend->Route(config.router, std::nullopt, logits, {}, batch.View().targets, routing, counted);
     EXPECT_EQ(counted, counts);
     EXPECT_TRUE(std::isfinite(statistics.aux_loss));
     for (int64_t i = 0; i < n * k; i += k) {

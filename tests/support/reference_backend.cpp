@@ -213,23 +213,24 @@ void ReferenceBackend::NormBackward(NormKind kind, TensorView dy, TensorView x, 
 
 // --- Positions and attention -----------------------------------------------------------------
 
-void ReferenceBackend::Rope(TensorView x, int64_t heads, int64_t sequence_length,
+void ReferenceBackend::Rope(TensorView x, int64_t heads, int64_t rotated, int64_t sequence_length,
                             int64_t first_position, float theta, bool inverse) {
   const int64_t width = x.columns() / heads;
-  TERRACE_CHECK(x.columns() == heads * width && width % 2 == 0, "{}: {} for {} heads", x.name,
-                x.shape.ToString(), heads);
+  TERRACE_CHECK(x.columns() == heads * width && rotated > 0 && rotated % 2 == 0 && rotated <= width,
+                "{}: {} elements of each of {} heads in {}", x.name, rotated, heads,
+                x.shape.ToString());
   if (dry()) return;
-  const int64_t half = width / 2;
+  const int64_t half = rotated / 2;
   for (int64_t n = 0; n < x.rows(); ++n) {
     const double position = static_cast<double>(first_position + n % sequence_length);
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < half; ++i) {
         const double angle =
             position * std::pow(static_cast<double>(theta),
-                                -2.0 * static_cast<double>(i) / static_cast<double>(width));
+                                -2.0 * static_cast<double>(i) / static_cast<double>(rotated));
         const double cosine = std::cos(angle);
         const double sine = inverse ? -std::sin(angle) : std::sin(angle);
-        const int64_t low = (n * heads + h) * width + i, high = low + half;
+        const int64_t low = (n * heads + h + 1) * width - rotated + i, high = low + half;
         const double a = ElementAt(x, low), b = ElementAt(x, high);
         SetElement(x, low, a * cosine - b * sine);
         SetElement(x, high, a * sine + b * cosine);
@@ -432,8 +433,8 @@ int64_t CountedTokens(const TensorView& targets) {
 
 RouterStatistics ReferenceBackend::Route(const RouterConfig& config,
                                          std::optional<uint64_t> noise_key, TensorView logits,
-                                         TensorView targets, const Routing& routing,
-                                         std::span<int64_t> counts) {
+                                         TensorView /*selection_bias*/, TensorView targets,
+                                         const Routing& routing, std::span<int64_t> counts) {
   const int64_t tokens = logits.rows(), experts = logits.columns(), top_k = config.top_k;
   CheckRouting(config, routing, tokens, experts);
   CheckShape(targets, {tokens});

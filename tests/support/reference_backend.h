@@ -31,6 +31,11 @@ class ReferenceBackend final : public Backend {
                      bool add) override;
   void GroupedLinearBackwardInput(TensorView dy, TensorView offsets, std::span<const TensorView> w,
                                   TensorView dx, bool add) override;
+  void BlockLinear(int64_t blocks, TensorView x, TensorView w, TensorView y) override;
+  void BlockLinearBackwardInput(int64_t blocks, TensorView dy, TensorView w,
+                                TensorView dx) override;
+  void BlockLinearBackwardWeight(int64_t blocks, TensorView dy, TensorView x, TensorView dw,
+                                 Adding add) override;
 
   void Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias, float epsilon,
             TensorView y, TensorView statistics) override;
@@ -38,8 +43,8 @@ class ReferenceBackend final : public Backend {
                     TensorView statistics, TensorView dx, TensorView dweight, bool add_dweight,
                     TensorView dbias, bool add_dbias) override;
 
-  void Rope(TensorView x, int64_t heads, int64_t sequence_length, int64_t first_position,
-            float theta, bool inverse) override;
+  void Rope(TensorView x, int64_t heads, int64_t rotated, int64_t sequence_length,
+            int64_t first_position, float theta, bool inverse) override;
   void Attention(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
                  TensorView out, TensorView log_sums) override;
   void AttentionBackward(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
@@ -51,12 +56,32 @@ class ReferenceBackend final : public Backend {
                       TensorView dgate, TensorView dup, TensorView drow_scale) override;
 
   RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
-                         TensorView logits, TensorView targets, const Routing& routing,
-                         std::span<int64_t> counts) override;
+                         TensorView logits, TensorView selection_bias, TensorView targets,
+                         const Routing& routing, std::span<int64_t> counts) override;
   void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
                      TensorView drow_weights, float loss_scale, TensorView dlogits) override;
   void GatherRows(TensorView x, TensorView row_tokens, TensorView y) override;
   void AddGatheredRows(TensorView x, TensorView token_rows, TensorView y) override;
+
+  void HyperWeights(const HyperConnection& config, TensorView x, float norm_epsilon,
+                    TensorView products, TensorView scale, TensorView base, TensorView inverse_rms,
+                    TensorView weights) override;
+  void HyperWeightsBackward(const HyperConnection& config, TensorView x, TensorView products,
+                            TensorView scale, TensorView base, TensorView inverse_rms,
+                            TensorView dweights, TensorView dproducts, TensorView dx,
+                            TensorView dscale, bool add_dscale, TensorView dbase,
+                            bool add_dbase) override;
+  void HyperRead(const HyperConnection& config, TensorView x, TensorView weights,
+                 TensorView z) override;
+  void HyperReadBackward(const HyperConnection& config, TensorView dz, TensorView x,
+                         TensorView weights, TensorView dx, TensorView dweights) override;
+  void HyperWrite(const HyperConnection& config, TensorView x, TensorView y, TensorView weights,
+                  TensorView out) override;
+  void HyperWriteBackward(const HyperConnection& config, TensorView x, TensorView y,
+                          TensorView weights, TensorView dx, TensorView dy,
+                          TensorView dweights) override;
+  void HyperSpread(const HyperConnection& config, TensorView y, TensorView x) override;
+  void HyperSpreadBackward(const HyperConnection& config, TensorView dx, TensorView dy) override;
 
   void Embedding(TensorView ids, TensorView tokens_table, TensorView positions_table,
                  int64_t sequence_length, int64_t first_position, TensorView y) override;

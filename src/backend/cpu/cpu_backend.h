@@ -31,6 +31,13 @@ class CpuBackend final : public Backend {
   void GroupedLinearBackwardInput(TensorView dy, TensorView offsets, std::span<const TensorView> w,
                                   TensorView dx, bool add) override;
 
+  // block_linear.cpp
+  void BlockLinear(int64_t blocks, TensorView x, TensorView w, TensorView y) override;
+  void BlockLinearBackwardInput(int64_t blocks, TensorView dy, TensorView w,
+                                TensorView dx) override;
+  void BlockLinearBackwardWeight(int64_t blocks, TensorView dy, TensorView x, TensorView dw,
+                                 Adding add) override;
+
   // norm.cpp
   void Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias, float epsilon,
             TensorView y, TensorView statistics) override;
@@ -39,8 +46,8 @@ class CpuBackend final : public Backend {
                     TensorView dbias, bool add_dbias) override;
 
   // rope.cpp
-  void Rope(TensorView x, int64_t heads, int64_t sequence_length, int64_t first_position,
-            float theta, bool inverse) override;
+  void Rope(TensorView x, int64_t heads, int64_t rotated, int64_t sequence_length,
+            int64_t first_position, float theta, bool inverse) override;
 
   // attention.cpp
   void Attention(const AttentionShape& shape, TensorView q, TensorView k, TensorView v,
@@ -56,10 +63,31 @@ class CpuBackend final : public Backend {
 
   // route.cpp
   RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
-                         TensorView logits, TensorView targets, const Routing& routing,
-                         std::span<int64_t> counts) override;
+                         TensorView logits, TensorView selection_bias, TensorView targets,
+                         const Routing& routing, std::span<int64_t> counts) override;
   void RouteBackward(const RouterConfig& config, const Routing& routing, TensorView targets,
                      TensorView drow_weights, float loss_scale, TensorView dlogits) override;
+
+  // hyper_connection.cpp
+  void HyperWeights(const HyperConnection& config, TensorView x, float norm_epsilon,
+                    TensorView products, TensorView scale, TensorView base, TensorView inverse_rms,
+                    TensorView weights) override;
+  void HyperWeightsBackward(const HyperConnection& config, TensorView x, TensorView products,
+                            TensorView scale, TensorView base, TensorView inverse_rms,
+                            TensorView dweights, TensorView dproducts, TensorView dx,
+                            TensorView dscale, bool add_dscale, TensorView dbase,
+                            bool add_dbase) override;
+  void HyperRead(const HyperConnection& config, TensorView x, TensorView weights,
+                 TensorView z) override;
+  void HyperReadBackward(const HyperConnection& config, TensorView dz, TensorView x,
+                         TensorView weights, TensorView dx, TensorView dweights) override;
+  void HyperWrite(const HyperConnection& config, TensorView x, TensorView y, TensorView weights,
+                  TensorView out) override;
+  void HyperWriteBackward(const HyperConnection& config, TensorView x, TensorView y,
+                          TensorView weights, TensorView dx, TensorView dy,
+                          TensorView dweights) override;
+  void HyperSpread(const HyperConnection& config, TensorView y, TensorView x) override;
+  void HyperSpreadBackward(const HyperConnection& config, TensorView dx, TensorView dy) override;
 
   // rows.cpp
   void GatherRows(TensorView x, TensorView row_tokens, TensorView y) override;

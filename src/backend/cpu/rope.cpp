@@ -16,16 +16,16 @@ namespace terrace {
 namespace HWY_NAMESPACE {
 namespace {
 
-// `cosines` and `sines` are f32 [positions, C / 2]; row n of x uses row n % sequence_length.
+// `cosines` and `sines` are f32 [positions, W / 2]; row n of x uses row n % sequence_length.
 template <typename X>
 void RopeOf(const TensorView& x, int64_t heads, int64_t sequence_length, const TensorView& cosines,
             const TensorView& sines, int64_t begin, int64_t end) {
-  const int64_t half = cosines.columns();
+  const int64_t half = cosines.columns(), width = x.columns() / heads;
   for (int64_t row = begin; row < end; ++row) {
     const float* c = cosines.as<float>() + row % sequence_length * half;
     const float* s = sines.as<float>() + row % sequence_length * half;
     for (int64_t head = 0; head < heads; ++head) {
-      X* lower = x.as<X>() + (row * heads + head) * 2 * half;
+      X* lower = x.as<X>() + (row * heads + head + 1) * width - 2 * half;
       X* upper = lower + half;
       ForLanes(half, [=](auto d, int64_t i) HWY_ATTR {
         const auto a = LoadLanes(d, lower + i);
@@ -84,14 +84,16 @@ void FillTable(int64_t first_position, float theta, bool inverse, const TensorVi
 
 }  // namespace
 
-void CpuBackend::Rope(TensorView x, int64_t heads, int64_t sequence_length, int64_t first_position,
-                      float theta, bool inverse) {
+void CpuBackend::Rope(TensorView x, int64_t heads, int64_t rotated, int64_t sequence_length,
+                      int64_t first_position, float theta, bool inverse) {
   CheckMatrix(x);
   CheckFloat(x);
-  TERRACE_CHECK(heads > 0 && x.columns() % (2 * heads) == 0, "{}: {} in {} heads of even width",
-                x.name, x.shape.ToString(), heads);
+  TERRACE_CHECK(heads > 0 && x.columns() % heads == 0 && rotated > 0 && rotated % 2 == 0 &&
+                    rotated <= x.columns() / heads,
+                "{}: {} elements of each of {} heads in {}", x.name, rotated, heads,
+                x.shape.ToString());
   TERRACE_CHECK(sequence_length > 0, "{}: sequences of {}", x.name, sequence_length);
-  const Shape table{std::min(sequence_length, x.rows()), x.columns() / heads / 2};
+  const Shape table{std::min(sequence_length, x.rows()), rotated / 2};
   const Arena::Frame frame(arena());
   const TensorView cosines = arena().Allocate(Memory::kScratch, DType::kF32, table, "Rope.cosines");
   const TensorView sines = arena().Allocate(Memory::kScratch, DType::kF32, table, "Rope.sines");

@@ -284,7 +284,8 @@ void CheckRouting(const RouterConfig& config, const Routing& routing, const Tens
 }  // namespace
 
 RouterStatistics CpuBackend::Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
-                                   TensorView logits, TensorView targets, const Routing& routing,
+                                   TensorView logits, TensorView /*selection_bias*/,
+                                   TensorView targets, const Routing& routing,
                                    std::span<int64_t> counts) {
   CheckMatrix(logits);
   CheckDType(logits, DType::kF32);
