@@ -72,7 +72,10 @@ void LeaveRounded(Backend& backend, TensorView dy, TensorView x, TensorView dw, 
   if (slice_rows < out) {
     columns = arena.Allocate(Memory::kScratch, dy.dtype, {kTokens, slice_rows}, "gradient.dy");
   }
-  for (int64_t first = 0; first < out; first += slice_rows) {
+  // Slices of one shape take the same scratch: a dry run looks at the first and the last.
+  const int64_t last = (out - 1) / slice_rows * slice_rows;
+  const int64_t step = backend.dry() ? std::max(last, slice_rows) : slice_rows;
+  for (int64_t first = 0; first < out; first += step) {
     const TensorView slice = sums.Rows(0, std::min(slice_rows, out - first));
     if (columns.empty()) {
       backend.LinearBackwardWeight(dy, x, slice, false);
