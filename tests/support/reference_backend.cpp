@@ -144,7 +144,7 @@ void ReferenceBackend::GroupedLinearBackwardInput(TensorView dy, TensorView offs
 void ReferenceBackend::Norm(NormKind kind, TensorView x, TensorView weight, TensorView bias,
                             float epsilon, TensorView y, TensorView statistics) {
   const int64_t n_rows = x.rows(), width = x.columns();
-  CheckShape(weight, {width});
+  if (!weight.empty()) CheckShape(weight, {width});
   if (!bias.empty()) CheckShape(bias, {width});
   CheckShape(y, {n_rows, width});
   CheckShape(statistics, {n_rows, 2});
@@ -165,7 +165,8 @@ void ReferenceBackend::Norm(NormKind kind, TensorView x, TensorView weight, Tens
     for (int64_t d = 0; d < width; ++d) {
       const double normalized = (ElementAt(x, n * width + d) - mean) * inverse;
       SetElement(y, n * width + d,
-                 normalized * ElementAt(weight, d) + (bias.empty() ? 0.0 : ElementAt(bias, d)));
+                 normalized * (weight.empty() ? 1 : ElementAt(weight, d)) +
+                     (bias.empty() ? 0.0 : ElementAt(bias, d)));
     }
     SetElement(statistics, 2 * n, mean);
     SetElement(statistics, 2 * n + 1, inverse);
@@ -178,9 +179,10 @@ void ReferenceBackend::NormBackward(NormKind kind, TensorView dy, TensorView x, 
   const int64_t n_rows = x.rows(), width = x.columns();
   CheckShape(dy, {n_rows, width});
   CheckShape(dx, {n_rows, width});
-  CheckShape(dweight, {width});
+  if (!dweight.empty()) CheckShape(dweight, {width});
   if (!dbias.empty()) CheckShape(dbias, {width});
   if (dry()) return;
+  const auto weight_at = [&](int64_t d) { return weight.empty() ? 1 : ElementAt(weight, d); };
   std::vector<double> weight_sums(width), bias_sums(width);
   for (int64_t n = 0; n < n_rows; ++n) {
     const double mean = ElementAt(statistics, 2 * n);
@@ -195,19 +197,74 @@ void ReferenceBackend::NormBackward(NormKind kind, TensorView dy, TensorView x, 
       const double slope = ElementAt(dy, n * width + d);
       weight_sums[d] += slope * normalized(d);
       bias_sums[d] += slope;
-      const double g = slope * ElementAt(weight, d);
+      const double g = slope * weight_at(d);
       g_mean += g / static_cast<double>(width);
       g_normalized_mean += g * normalized(d) / static_cast<double>(width);
     }
     if (kind == NormKind::kRmsNorm) g_mean = 0;
     for (int64_t d = 0; d < width; ++d) {
-      const double g = ElementAt(dy, n * width + d) * ElementAt(weight, d);
+      const double g = ElementAt(dy, n * width + d) * weight_at(d);
       Put(dx, n * width + d, inverse * (g - g_mean - normalized(d) * g_normalized_mean), true);
     }
   }
   for (int64_t d = 0; d < width; ++d) {
-    Put(dweight, d, weight_sums[d], add_dweight);
+    if (!dweight.empty()) Put(dweight, d, weight_sums[d], add_dweight);
     if (!dbias.empty()) Put(dbias, d, bias_sums[d], add_dbias);
+  }
+}
+
+// --- Products by blocks ------------------------------------------------------------------------
+
+void ReferenceBackend::BlockLinear(int64_t blocks, TensorView x, TensorView w, TensorView y) {
+  const int64_t in = w.columns(), out = w.rows() / blocks;
+  CheckShape(w, {blocks * out, in});
+  CheckShape(x, {y.rows(), blocks * in});
+  CheckShape(y, {x.rows(), blocks * out});
+  if (dry()) return;
+  for (int64_t n = 0; n < x.rows(); ++n) {
+    for (int64_t row = 0; row < blocks * out; ++row) {
+      double sum = 0;
+      for (int64_t i = 0; i < in; ++i) {
+        sum += ElementAt(x, n * blocks * in + row / out * in + i) * ElementAt(w, row * in + i);
+      }
+      SetElement(y, n * blocks * out + row, sum);
+    }
+  }
+}
+
+void ReferenceBackend::BlockLinearBackwardInput(int64_t blocks, TensorView dy, TensorView w,
+                                                TensorView dx) {
+  const int64_t in = w.columns(), out = w.rows() / blocks;
+  CheckShape(dx, {dy.rows(), blocks * in});
+  CheckShape(dy, {dx.rows(), blocks * out});
+  if (dry()) return;
+  for (int64_t n = 0; n < dy.rows(); ++n) {
+    for (int64_t column = 0; column < blocks * in; ++column) {
+      double sum = 0;
+      for (int64_t o = 0; o < out; ++o) {
+        const int64_t row = column / in * out + o;
+        sum += ElementAt(dy, n * blocks * out + row) * ElementAt(w, row * in + column % in);
+      }
+      SetElement(dx, n * blocks * in + column, sum);
+    }
+  }
+}
+
+void ReferenceBackend::BlockLinearBackwardWeight(int64_t blocks, TensorView dy, TensorView x,
+                                                 TensorView dw, Adding add) {
+  const int64_t in = dw.columns(), out = dw.rows() / blocks;
+  CheckShape(x, {dy.rows(), blocks * in});
+  CheckShape(dy, {x.rows(), blocks * out});
+  if (dry()) return;
+  for (int64_t row = 0; row < blocks * out; ++row) {
+    for (int64_t i = 0; i < in; ++i) {
+      double sum = 0;
+      for (int64_t n = 0; n < x.rows(); ++n) {
+        sum += ElementAt(dy, n * blocks * out + row) *
+               ElementAt(x, n * blocks * in + row / out * in + i);
+      }
+      Leave(dw, row * in + i, sum, add);
+    }
   }
 }
 
@@ -345,7 +402,9 @@ void ReferenceBackend::AttentionBackward(const AttentionShape& shape, TensorView
     }
   }
   for (int64_t i = 0; i < q.size(); ++i) SetElement(dq, i, q_sums[i]);
-  for (int64_t i = 0; i < k.size(); ++i) SetElement(dk, i, k_sums[i]);
+  const bool shared = dk.data == dv.data;
+  for (int64_t i = 0; i < k.size(); ++i) SetElement(dk, i, k_sums[i] + (shared ? v_sums[i] : 0));
+  if (shared) return;
   for (int64_t i = 0; i < v.size(); ++i) SetElement(dv, i, v_sums[i]);
 }
 
@@ -429,11 +488,24 @@ int64_t CountedTokens(const TensorView& targets) {
   return static_cast<int64_t>(span.size()) - std::count(span.begin(), span.end(), kIgnoredTarget);
 }
 
+// A score that is not a softmax's; as backend.h says, of no logit below -60.
+double ScoreOf(RouterScore score, double logit) {
+  const double x = std::max(logit, -60.0);
+  if (score == RouterScore::kSigmoid) return 1 / (1 + std::exp(-x));
+  return std::sqrt(std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))));
+}
+
+// Its derivative, from the score.
+double ScoreSlope(RouterScore score, double value) {
+  if (score == RouterScore::kSigmoid) return value * (1 - value);
+  return -std::expm1(-value * value) / (2 * value);
+}
+
 }  // namespace
 
 RouterStatistics ReferenceBackend::Route(const RouterConfig& config,
                                          std::optional<uint64_t> noise_key, TensorView logits,
-                                         TensorView /*selection_bias*/, TensorView targets,
+                                         TensorView selection_bias, TensorView targets,
                                          const Routing& routing, std::span<int64_t> counts) {
   const int64_t tokens = logits.rows(), experts = logits.columns(), top_k = config.top_k;
   CheckRouting(config, routing, tokens, experts);
@@ -465,7 +537,11 @@ RouterStatistics ReferenceBackend::Route(const RouterConfig& config,
     }
     std::vector<double> limited(experts);
     std::transform(row, row + experts, limited.begin(), LimitedLogit);
-    const double log_sum = LogSum(limited);
+    const bool softmax = config.score == RouterScore::kSoftmax;
+    std::vector<double> scores(experts);  // not of a softmax
+    for (int64_t e = 0; e < experts; ++e) scores[e] = ScoreOf(config.score, limited[e]);
+    const double log_sum =
+        softmax ? LogSum(limited) : std::log(std::accumulate(scores.begin(), scores.end(), 0.0));
     routing.log_sums.as<float>()[n] = static_cast<float>(log_sum);
     // Not exp(limited - log_sum), whose terms sum to 2 when two logits are at the limit: there
     // log(2) is lost in the rounding of the logarithm.
@@ -473,19 +549,26 @@ RouterStatistics ReferenceBackend::Route(const RouterConfig& config,
     double sum = 0;
     for (double value : limited) sum += std::exp(value - largest);
     for (int64_t e = 0; e < experts; ++e) {
-      const double p = std::exp(limited[e] - largest) / sum;
+      const double p =
+          softmax ? std::exp(limited[e] - largest) / sum : scores[e] / std::exp(log_sum);
       probability[n * experts + e] = static_cast<float>(p);
       if (counted) {
         probability_sums[e] += p;
         if (p > 0) entropy_sum -= p * std::log(p);
       }
     }
-    if (counted) z_sum += log_sum * log_sum;
+    if (counted && softmax) z_sum += log_sum * log_sum;
 
+    std::vector<float> choice(row, row + experts);
+    for (int64_t e = 0; e < experts && !selection_bias.empty(); ++e) {
+      if (std::isnan(row[e])) continue;
+      const double score = probability[n * experts + e] * (softmax ? 1 : std::exp(log_sum));
+      choice[e] = static_cast<float>(score + ElementAt(selection_bias, e));
+    }
     std::vector<int32_t> order(experts);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
-                     [&](int32_t a, int32_t b) { return LowerLogit(row[b], row[a]); });
+                     [&](int32_t a, int32_t b) { return LowerLogit(choice[b], choice[a]); });
     double selected_sum = 0;
     for (int64_t k = 0; k < top_k; ++k) selected_sum += probability[n * experts + order[k]];
     for (int64_t k = 0; k < top_k; ++k) {
@@ -493,8 +576,10 @@ RouterStatistics ReferenceBackend::Route(const RouterConfig& config,
       ++rows_of[order[k]];
       if (counted) ++counts[order[k]];
       const double p = probability[n * experts + order[k]];
-      weight[n * top_k + k] =
-          static_cast<float>(config.normalize_weights ? p / std::max(selected_sum, 1e-9) : p);
+      const double score = softmax ? p : p * std::exp(log_sum);
+      weight[n * top_k + k] = static_cast<float>(
+          config.scaling_factor *
+          (config.normalize_weights ? (selected_sum > 0 ? p / selected_sum : 0) : score));
     }
   }
 
@@ -539,34 +624,42 @@ void ReferenceBackend::RouteBackward(const RouterConfig& config, const Routing& 
   const double balance_scale = loss_scale / static_cast<double>(counted_tokens);
   for (int64_t n = 0; n < tokens; ++n) {
     const bool counted = targets.as<int32_t>()[n] != kIgnoredTarget;
-    std::vector<double> p(experts), dp(experts);
+    const bool softmax = config.score == RouterScore::kSoftmax;
+    const double total = softmax ? 1 : std::exp(ElementAt(routing.log_sums, n));
+    // p = score / total; ds is the gradient of the scores.
+    std::vector<double> p(experts), ds(experts);
+    double mean_slope = 0;
     for (int64_t e = 0; e < experts; ++e) {
       p[e] = ElementAt(routing.probabilities, n * experts + e);
-      if (counted) {
-        dp[e] = balance_scale * config.aux_coefficient * static_cast<double>(experts) *
-                ElementAt(routing.fractions, e);
-      }
+      if (!counted) continue;
+      ds[e] = balance_scale * config.aux_coefficient * static_cast<double>(experts) *
+              ElementAt(routing.fractions, e) / total;
+      mean_slope += p[e] * ds[e];
     }
+    for (int64_t e = 0; e < experts; ++e) ds[e] -= mean_slope;
 
     double selected_sum = 0, weighted_slope = 0;
     for (int64_t k = 0; k < top_k; ++k) {
       const int64_t row = routing.token_rows.as<int64_t>()[n * top_k + k];
-      selected_sum += p[selected[n * top_k + k]];
+      selected_sum += p[selected[n * top_k + k]] * total;
       weighted_slope += ElementAt(drow_weights, row) * ElementAt(routing.weights, n * top_k + k);
     }
     for (int64_t k = 0; k < top_k; ++k) {
-      const double slope = ElementAt(drow_weights, routing.token_rows.as<int64_t>()[n * top_k + k]);
-      dp[selected[n * top_k + k]] += config.normalize_weights
-                                         ? (slope - weighted_slope) / std::max(selected_sum, 1e-9)
-                                         : slope;
+      const double slope = config.scaling_factor *
+                           ElementAt(drow_weights, routing.token_rows.as<int64_t>()[n * top_k + k]);
+      ds[selected[n * top_k + k]] += !config.normalize_weights ? slope
+                                     : selected_sum > 0 ? (slope - weighted_slope) / selected_sum
+                                                        : 0;
     }
 
-    double mean_slope = 0;
-    for (int64_t e = 0; e < experts; ++e) mean_slope += p[e] * dp[e];
+    mean_slope = 0;
+    for (int64_t e = 0; e < experts; ++e) mean_slope += p[e] * ds[e];
     const double z_slope =
         counted ? balance_scale * config.z_coefficient * 2 * ElementAt(routing.log_sums, n) : 0;
     for (int64_t e = 0; e < experts; ++e) {
-      SetElement(dlogits, n * experts + e, p[e] * (dp[e] - mean_slope + z_slope));
+      SetElement(dlogits, n * experts + e,
+                 softmax ? p[e] * (ds[e] - mean_slope + z_slope)
+                         : ds[e] * ScoreSlope(config.score, p[e] * total));
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
@@ -302,10 +303,10 @@ void CpuBackend::AttentionBackward(const AttentionShape& shape, TensorView q, Te
     }
     const TensorView upcast_dq = upcast(dq), upcast_dk = upcast(dk), upcast_dv = upcast(dv);
     AttentionBackward(shape, wide[0], wide[1], wide[2], wide[3], log_sums, wide[4], upcast_dq,
-                      upcast_dk, upcast_dv);
+                      upcast_dk, dk.data == dv.data ? upcast_dk : upcast_dv);
     Copy(upcast_dq, dq);
     Copy(upcast_dk, dk);
-    Copy(upcast_dv, dv);
+    if (dk.data != dv.data) Copy(upcast_dv, dv);
     return;
   }
 
@@ -344,8 +345,15 @@ void CpuBackend::AttentionBackward(const AttentionShape& shape, TensorView q, Te
       matmul_->Run(products.dqueries, b.pad);
       Unpack(g, block, {b.outputs, g.dtype, shape.head_width}, At(dq, head.query_offset));
     }
-    StoreSums(g, reinterpret_cast<float*>(b.key_sums), At(dk, head.key_offset));
-    StoreSums(g, reinterpret_cast<float*>(b.value_sums), At(dv, head.key_offset));
+    float* const key_sums = reinterpret_cast<float*>(b.key_sums);
+    const float* const value_sums = reinterpret_cast<float*>(b.value_sums);
+    if (dk.data == dv.data) {
+      const int64_t count = shape.key_length * shape.head_width;
+      std::transform(key_sums, key_sums + count, value_sums, key_sums, std::plus<>());
+    } else {
+      StoreSums(g, value_sums, At(dv, head.key_offset));
+    }
+    StoreSums(g, key_sums, At(dk, head.key_offset));
   });
 }
 

@@ -30,8 +30,6 @@ class CpuBackend final : public Backend {
                      bool add) override;
   void GroupedLinearBackwardInput(TensorView dy, TensorView offsets, std::span<const TensorView> w,
                                   TensorView dx, bool add) override;
-
-  // block_linear.cpp
   void BlockLinear(int64_t blocks, TensorView x, TensorView w, TensorView y) override;
   void BlockLinearBackwardInput(int64_t blocks, TensorView dy, TensorView w,
                                 TensorView dx) override;

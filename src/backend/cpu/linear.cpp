@@ -445,4 +445,96 @@ void CpuBackend::LinearBackwardWeight(TensorView dy, TensorView x, TensorView dw
   RunCall(*this, *matmul_, call, WeightMethod(*matmul_, call), {&group, 1});
 }
 
+namespace {
+
+// Blocks side by side in the rows of x and y, one below the other in w.
+struct Blocks {
+  int64_t count;
+  int64_t in, out;  // of each
+
+  Blocks(int64_t blocks, TensorView x, TensorView w, TensorView y) : count(blocks) {
+    TERRACE_CHECK(blocks > 0 && w.rows() % blocks == 0, "{}: {} in {} blocks", w.name,
+                  w.shape.ToString(), blocks);
+    in = w.columns();
+    out = w.rows() / blocks;
+    TERRACE_CHECK(x.columns() == blocks * in && y.columns() == blocks * out && x.rows() == y.rows(),
+                  "{} {}, {} {}, {} {}", x.name, x.shape.ToString(), w.name, w.shape.ToString(),
+                  y.name, y.shape.ToString());
+  }
+};
+
+// From `column` on of a view's rows.
+Operand ColumnsOf(TensorView view, int64_t column, bool transposed = false) {
+  Operand operand = OperandOf(view, transposed);
+  if (view.data != nullptr) operand.data += column * BytesOf(view.dtype);
+  return operand;
+}
+
+}  // namespace
+
+void CpuBackend::BlockLinear(int64_t blocks, TensorView x, TensorView w, TensorView y) {
+  const Blocks of(blocks, x, w, y);
+  if (x.rows() == 0) return;
+  for (int64_t g = 0; g < blocks; ++g) {
+    const Call call{.groups = 1,
+                    .m = x.rows(),
+                    .n = of.out,
+                    .k = of.in,
+                    .a = ColumnsOf(x, g * of.in),
+                    .b = ColumnsOf(w, g * of.out * of.in, /*transposed=*/true),
+                    .c = ColumnsOf(y, g * of.out),
+                    .add = false};
+    const Group group{call.b.data, call.c.data, 0, x.rows()};
+    RunCall(*this, *matmul_, call, RowMethod(*matmul_, call), {&group, 1});
+  }
+}
+
+void CpuBackend::BlockLinearBackwardInput(int64_t blocks, TensorView dy, TensorView w,
+                                          TensorView dx) {
+  const Blocks of(blocks, dx, w, dy);
+  if (dy.rows() == 0) return;
+  for (int64_t g = 0; g < blocks; ++g) {
+    const Call call{.groups = 1,
+                    .m = dy.rows(),
+                    .n = of.in,
+                    .k = of.out,
+                    .a = ColumnsOf(dy, g * of.out),
+                    .b = ColumnsOf(w, g * of.out * of.in),
+                    .c = ColumnsOf(dx, g * of.in),
+                    .add = false};
+    const Group group{call.b.data, call.c.data, 0, dy.rows()};
+    RunCall(*this, *matmul_, call, RowMethod(*matmul_, call), {&group, 1});
+  }
+}
+
+void CpuBackend::BlockLinearBackwardWeight(int64_t blocks, TensorView dy, TensorView x,
+                                           TensorView dw, Adding add) {
+  const Blocks of(blocks, x, dw, dy);
+  const bool rounded = dw.dtype == DType::kBF16;
+  const Arena::Frame frame(arena());
+  const int64_t slice_rows = rounded ? std::min(of.out, SliceRows(of.in)) : of.out;
+  TensorView sums;
+  if (rounded) {
+    sums = arena().Allocate(Memory::kScratch, DType::kF32, {slice_rows, of.in}, "gradient.slice");
+  }
+  for (int64_t g = 0; g < blocks; ++g) {
+    for (int64_t first = 0; first < of.out; first += slice_rows) {
+      const int64_t row = g * of.out + first;
+      const int64_t rows = std::min(slice_rows, of.out - first);
+      const TensorView slice = rounded ? sums.Rows(0, rows) : dw.Rows(row, rows);
+      const Call call{.groups = 1,
+                      .m = rows,
+                      .n = of.in,
+                      .k = dy.rows(),
+                      .a = ColumnsOf(dy, row, /*transposed=*/true),
+                      .b = ColumnsOf(x, g * of.in),
+                      .c = OperandOf(slice),
+                      .add = !rounded && add};
+      const Group group{call.b.data, slice.data, 0, rows};
+      RunCall(*this, *matmul_, call, WeightMethod(*matmul_, call), {&group, 1});
+      if (rounded && !dry()) RoundSums(slice, row, dw, add);
+    }
+  }
+}
+
 }  // namespace terrace

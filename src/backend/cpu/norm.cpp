@@ -21,7 +21,7 @@ void NormOf(NormKind kind, const TensorView& x, const TensorView& weight, const 
             float epsilon, const TensorView& y, const TensorView& statistics, int64_t begin,
             int64_t end) {
   const int64_t columns = x.columns();
-  const float* w = weight.as<float>();
+  const float* w = weight.empty() ? nullptr : weight.as<float>();
   const float* b = bias.empty() ? nullptr : bias.as<float>();
   for (int64_t row = begin; row < end; ++row) {
     const X* from = x.as<X>() + row * columns;
@@ -41,7 +41,8 @@ void NormOf(NormKind kind, const TensorView& x, const TensorView& weight, const 
     const float scale = 1.0f / std::sqrt(squares.Total() / static_cast<float>(columns) + epsilon);
     ForLanes(columns, [=](auto d, int64_t i) HWY_ATTR {
       const auto centred = hn::Sub(LoadLanes(d, from + i), hn::Set(d, mean));
-      const auto scaled = hn::Mul(hn::Mul(centred, hn::Set(d, scale)), hn::LoadU(d, w + i));
+      auto scaled = hn::Mul(centred, hn::Set(d, scale));
+      if (w != nullptr) scaled = hn::Mul(scaled, hn::LoadU(d, w + i));
       StoreLanes(b == nullptr ? scaled : hn::Add(scaled, hn::LoadU(d, b + i)), d, to + i);
     });
     statistics.as<float>()[2 * row] = mean;
@@ -52,14 +53,14 @@ void NormOf(NormKind kind, const TensorView& x, const TensorView& weight, const 
 // With xhat = (x - mean) * scale and g = dy * weight:
 //   dx += scale * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) for RMSNorm
 //   dweight = sum over rows of dy * xhat, dbias = sum over rows of dy
-// The sums over the rows of this block are left in dw and db (db null for none).
+// The sums over the rows of this block are left in dw and db (each null for none).
 template <typename DY, typename X>
 void NormBackwardOf(NormKind kind, const TensorView& dy, const TensorView& x,
                     const TensorView& weight, const TensorView& statistics, const TensorView& dx,
                     float* HWY_RESTRICT dw, float* HWY_RESTRICT db, int64_t begin, int64_t end) {
   const int64_t columns = x.columns();
-  const float* w = weight.as<float>();
-  std::fill_n(dw, columns, 0.0f);
+  const float* w = weight.empty() ? nullptr : weight.as<float>();
+  if (dw != nullptr) std::fill_n(dw, columns, 0.0f);
   if (db != nullptr) std::fill_n(db, columns, 0.0f);
   for (int64_t row = begin; row < end; ++row) {
     const X* xs = x.as<X>() + row * columns;
@@ -71,10 +72,10 @@ void NormBackwardOf(NormKind kind, const TensorView& dy, const TensorView& x,
     ForLanes(columns, [&](auto d, int64_t i) HWY_ATTR {
       const auto xhat = hn::Mul(hn::Sub(LoadLanes(d, xs + i), hn::Set(d, mean)), hn::Set(d, scale));
       const auto dyi = LoadLanes(d, dys + i);
-      const auto g = hn::Mul(dyi, hn::LoadU(d, w + i));
+      const auto g = w == nullptr ? dyi : hn::Mul(dyi, hn::LoadU(d, w + i));
       sum.Add(d, g);
       product.Add(d, hn::Mul(g, xhat));
-      hn::StoreU(hn::MulAdd(dyi, xhat, hn::LoadU(d, dw + i)), d, dw + i);
+      if (dw != nullptr) hn::StoreU(hn::MulAdd(dyi, xhat, hn::LoadU(d, dw + i)), d, dw + i);
       if (db != nullptr) hn::StoreU(hn::Add(dyi, hn::LoadU(d, db + i)), d, db + i);
     });
     const float inverse = 1.0f / static_cast<float>(columns);
@@ -82,7 +83,8 @@ void NormBackwardOf(NormKind kind, const TensorView& dy, const TensorView& x,
     const float mean_product = product.Total() * inverse;
     ForLanes(columns, [=](auto d, int64_t i) HWY_ATTR {
       const auto xhat = hn::Mul(hn::Sub(LoadLanes(d, xs + i), hn::Set(d, mean)), hn::Set(d, scale));
-      const auto g = hn::Mul(LoadLanes(d, dys + i), hn::LoadU(d, w + i));
+      auto g = LoadLanes(d, dys + i);
+      if (w != nullptr) g = hn::Mul(g, hn::LoadU(d, w + i));
       const auto inner =
           hn::NegMulAdd(xhat, hn::Set(d, mean_product), hn::Sub(g, hn::Set(d, mean_g)));
       hn::StoreU(hn::MulAdd(inner, hn::Set(d, scale), hn::LoadU(d, dxs + i)), d, dxs + i);
@@ -142,8 +144,10 @@ constexpr int64_t kReductionColumns = 256;
 void CheckNorm(const TensorView& x, const TensorView& weight, const TensorView& statistics) {
   CheckMatrix(x);
   CheckFloat(x);
-  CheckShape(weight, {x.columns()});
-  CheckDType(weight, DType::kF32);
+  if (!weight.empty()) {
+    CheckShape(weight, {x.columns()});
+    CheckDType(weight, DType::kF32);
+  }
   CheckShape(statistics, {x.rows(), 2});
   CheckDType(statistics, DType::kF32);
 }
@@ -154,7 +158,7 @@ void CpuBackend::Norm(NormKind kind, TensorView x, TensorView weight, TensorView
                       float epsilon, TensorView y, TensorView statistics) {
   CheckNorm(x, weight, statistics);
   if (!bias.empty()) {
-    CheckShape(bias, weight.shape);
+    CheckShape(bias, {x.columns()});
     CheckDType(bias, DType::kF32);
   }
   CheckShape(y, x.shape);
@@ -174,18 +178,22 @@ void CpuBackend::NormBackward(NormKind kind, TensorView dy, TensorView x, Tensor
   CheckFloat(dy);
   CheckShape(dx, x.shape);
   CheckDType(dx, DType::kF32);
-  CheckShape(dweight, weight.shape);
-  CheckDType(dweight, DType::kF32);
+  TERRACE_CHECK(weight.empty() == dweight.empty(), "{}: a weight without its gradient", x.name);
+  if (!dweight.empty()) {
+    CheckShape(dweight, weight.shape);
+    CheckDType(dweight, DType::kF32);
+  }
   if (!dbias.empty()) {
-    CheckShape(dbias, weight.shape);
+    CheckShape(dbias, {x.columns()});
     CheckDType(dbias, DType::kF32);
   }
   const int64_t columns = x.columns();
   const int64_t blocks = (x.rows() + kReductionRows - 1) / kReductionRows;
   const Arena::Frame frame(arena());
-  const TensorView dw =
-      arena().Allocate(Memory::kScratch, DType::kF32, {blocks, columns}, "NormBackward.dweight");
-  TensorView db;
+  TensorView dw, db;
+  if (!dweight.empty()) {
+    dw = arena().Allocate(Memory::kScratch, DType::kF32, {blocks, columns}, "NormBackward.dweight");
+  }
   if (!dbias.empty()) {
     db = arena().Allocate(Memory::kScratch, DType::kF32, {blocks, columns}, "NormBackward.dbias");
   }
@@ -194,12 +202,15 @@ void CpuBackend::NormBackward(NormKind kind, TensorView dy, TensorView x, Tensor
   ParallelFor(x.rows(), kReductionRows, [&](int64_t begin, int64_t end) {
     const int64_t first = begin / kReductionRows * columns;
     HWY_DYNAMIC_DISPATCH(NormBackwardRows)
-    (kind, dy, x, weight, statistics, dx, dw.as<float>() + first,
+    (kind, dy, x, weight, statistics, dx, dw.empty() ? nullptr : dw.as<float>() + first,
      db.empty() ? nullptr : db.as<float>() + first, begin, end);
   });
+  if (dweight.empty() && dbias.empty()) return;
   ParallelFor(columns, kReductionColumns, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(SumPartialRows)
-    (dw.as<float>(), blocks, columns, add_dweight, dweight.as<float>(), begin, end);
+    if (!dweight.empty()) {
+      HWY_DYNAMIC_DISPATCH(SumPartialRows)
+      (dw.as<float>(), blocks, columns, add_dweight, dweight.as<float>(), begin, end);
+    }
     if (dbias.empty()) return;
     HWY_DYNAMIC_DISPATCH(SumPartialRows)
     (db.as<float>(), blocks, columns, add_dbias, dbias.as<float>(), begin, end);

@@ -40,10 +40,7 @@ HWY_EXPORT(RoundRows);
 
 namespace {
 
-// A slice in float32 stays in cache between its product and its rounding.
-constexpr int64_t kSliceBytes = int64_t{4} << 20;
-constexpr int64_t kSliceMultiple = 64;  // rows
-constexpr int64_t kTokens = 512;        // of dy that are copied at a time
+constexpr int64_t kTokens = 512;  // of dy that are copied at a time
 
 // copy[N, C] = columns [first, first + C) of dy[N, O].
 void CopyColumns(TensorView dy, int64_t first, TensorView copy) {
@@ -58,14 +55,27 @@ void CopyColumns(TensorView dy, int64_t first, TensorView copy) {
 
 }  // namespace
 
+int64_t SliceRows(int64_t columns) {
+  // A slice stays in cache between its product and its rounding.
+  constexpr int64_t kSliceBytes = int64_t{4} << 20;
+  constexpr int64_t kMultiple = 64;
+  const int64_t fitting = kSliceBytes / (columns * BytesOf(DType::kF32)) / kMultiple;
+  return std::max<int64_t>(1, fitting) * kMultiple;
+}
+
+void RoundSums(TensorView sums, int64_t first_row, TensorView dw, Adding add) {
+  ParallelFor(sums.rows(), RowsPerBlock(sums.columns()), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(RoundRows)(sums, first_row, dw, add, begin, end);
+  });
+}
+
 void LeaveRounded(Backend& backend, TensorView dy, TensorView x, TensorView dw, Adding add) {
   Arena& arena = backend.arena();
   const Arena::Frame frame(arena);
   const int64_t out = dw.rows();     // O
   const int64_t in = dw.columns();   // I
   const int64_t tokens = dy.rows();  // N
-  const int64_t fitting = kSliceBytes / (in * BytesOf(DType::kF32)) / kSliceMultiple;
-  const int64_t slice_rows = std::min(out, std::max<int64_t>(1, fitting) * kSliceMultiple);
+  const int64_t slice_rows = std::min(out, SliceRows(in));
   const TensorView sums =
       arena.Allocate(Memory::kScratch, DType::kF32, {slice_rows, in}, "gradient.slice");
   TensorView columns;
@@ -90,10 +100,7 @@ void LeaveRounded(Backend& backend, TensorView dy, TensorView x, TensorView dw, 
         token += kTokens;
       } while (token < tokens);
     }
-    if (backend.dry()) continue;
-    ParallelFor(slice.rows(), RowsPerBlock(in), [&](int64_t begin, int64_t end) {
-      HWY_DYNAMIC_DISPATCH(RoundRows)(slice, first, dw, add, begin, end);
-    });
+    if (!backend.dry()) RoundSums(slice, first, dw, add);
   }
 }
 

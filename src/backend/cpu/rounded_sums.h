@@ -9,4 +9,9 @@ namespace terrace {
 // slice, some columns of dy and what the backend's products take, whatever N is.
 void LeaveRounded(Backend& backend, TensorView dy, TensorView x, TensorView dw, Adding add);
 
+// Of a gradient whose rows have `columns` elements: how many are summed at a time in float32.
+int64_t SliceRows(int64_t columns);
+// Rows [first_row, first_row + sums.rows()) of dw (+)= sums f32, rounded.
+void RoundSums(TensorView sums, int64_t first_row, TensorView dw, Adding add);
+
 }  // namespace terrace

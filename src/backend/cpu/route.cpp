@@ -1,4 +1,4 @@
-// Routing of tokens to experts: softmax scores, top-k, balance, and the permutation by expert.
+// Routing of tokens to experts: scores, top-k, balance, and the permutation by expert.
 #include <cmath>
 
 #include "backend/cpu/cpu_backend.h"
@@ -75,24 +75,134 @@ HWY_INLINE void SoftmaxRow(const float* logits, int64_t experts, float* probabil
   });
 }
 
+// Below this, scores that are no softmax's stay what they are here: none vanishes.
+constexpr float kLowestLogit = -60.0f;
+
+template <class D>
+HWY_INLINE hn::Vec<D> Sigmoid(D d, hn::Vec<D> x) {
+  const auto one = hn::Set(d, 1.0f);
+  return hn::Div(one, hn::Add(one, ExpInRange(d, hn::Max(hn::Neg(x), hn::Set(d, -87.0f)))));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> SqrtSoftplus(D d, hn::Vec<D> x) {
+  const auto power = ExpOrZeroLanes(d, hn::Neg(hn::Abs(x)));
+  return hn::Sqrt(hn::Add(hn::Max(x, hn::Zero(d)), hn::Log1p(d, power)));
+}
+
+// As SoftmaxRow, of scores that do not depend on each other. `log_sum`: of the scores.
+HWY_INLINE void ScoreRow(RouterScore score, const float* logits, int64_t experts,
+                         float* probabilities, float* log_sum, float* entropy) {
+  LaneSum sum, weighted;
+  ForLanes(experts, [&](auto d, int64_t e) HWY_ATTR {
+    const auto lowest = hn::Set(d, kLowestLogit);
+    const auto logit = hn::LoadU(d, logits + e);
+    const auto limited =
+        hn::Clamp(hn::IfThenElse(hn::IsNaN(logit), lowest, logit), lowest, hn::Set(d, kLogitLimit));
+    const auto value =
+        score == RouterScore::kSigmoid ? Sigmoid(d, limited) : SqrtSoftplus(d, limited);
+    sum.Add(d, value);
+    weighted.Add(d, hn::Mul(value, hn::Log(d, value)));
+    hn::StoreU(value, d, probabilities + e);
+  });
+  const float total = sum.Total();
+  *log_sum = std::log(total);
+  *entropy = *log_sum - weighted.Total() / total;
+  const float inverse = 1.0f / total;
+  ForLanes(experts, [=](auto d, int64_t e) HWY_ATTR {
+    hn::StoreU(hn::Mul(hn::LoadU(d, probabilities + e), hn::Set(d, inverse)), d, probabilities + e);
+  });
+}
+
 // Fills probabilities and log_sums of tokens [begin, end), and their entropies[end - begin].
-void SoftmaxRows(const TensorView& logits, const Routing& routing, float* entropies, int64_t begin,
-                 int64_t end) {
+void ScoreRows(RouterScore score, const TensorView& logits, const Routing& routing,
+               float* entropies, int64_t begin, int64_t end) {
   const int64_t experts = logits.columns();
   for (int64_t n = begin; n < end; ++n) {
-    SoftmaxRow(logits.as<float>() + n * experts, experts,
-               routing.probabilities.as<float>() + n * experts, routing.log_sums.as<float>() + n,
-               entropies + n - begin);
+    const float* row = logits.as<float>() + n * experts;
+    float* const probabilities = routing.probabilities.as<float>() + n * experts;
+    float* const log_sum = routing.log_sums.as<float>() + n;
+    if (score == RouterScore::kSoftmax) {
+      SoftmaxRow(row, experts, probabilities, log_sum, entropies + n - begin);
+    } else {
+      ScoreRow(score, row, experts, probabilities, log_sum, entropies + n - begin);
+    }
   }
 }
 
-// With dp the gradient of the probabilities: dlogits = p * (dp - sum(p * dp)) + dz * p.
-// dp has a part for every expert, dbalance f32 [E], and a part for the chosen ones. Through
-// weight = p / sum(chosen p) the latter is (dweight - sum(dweight * weight)) / sum(chosen p).
-void RouteBackwardRows(const RouterConfig& config, const Routing& routing,
-                       const TensorView& targets, const TensorView& drow_weights,
-                       const TensorView& dbalance, float dz_scale, const TensorView& dlogits,
-                       int64_t begin, int64_t end) {
+// The derivative of a score by its logit, from the score s: s * (1 - s) of a sigmoid, and
+// (1 - e^(-s^2)) / 2s of the root of a softplus.
+template <class D>
+HWY_INLINE hn::Vec<D> ScoreSlope(D d, RouterScore score, hn::Vec<D> s) {
+  const auto one = hn::Set(d, 1.0f);
+  if (score == RouterScore::kSigmoid) return hn::Mul(s, hn::Sub(one, s));
+  const auto square = hn::Mul(s, s);
+  // Of few terms where one less the power would cancel.
+  const auto half = hn::Set(d, 0.5f);
+  const auto series = hn::Mul(
+      square, hn::NegMulAdd(square, hn::NegMulAdd(square, hn::Set(d, 1.0f / 6), half), one));
+  const auto far = hn::Sub(one, ExpOrZeroLanes(d, hn::Neg(square)));
+  const auto rise = hn::IfThenElse(hn::Lt(square, hn::Set(d, 0.01f)), series, far);
+  return hn::Div(hn::Mul(rise, half), s);
+}
+
+// Of scores that do not depend on each other. With ds the gradient of a score, p its share of their
+// sum: through the load-balancing loss it is (dbalance - sum(p * dbalance)) / sum of scores,
+// through weight = factor * score / sum(chosen scores) it is
+// (factor * dweight - sum(dweight * weight)) / sum(chosen scores).
+void ScoresBackwardRows(const RouterConfig& config, const Routing& routing,
+                        const TensorView& targets, const TensorView& drow_weights,
+                        const TensorView& dbalance, const TensorView& dlogits, int64_t begin,
+                        int64_t end) {
+  const int64_t experts = dlogits.columns();
+  const int64_t choices = config.top_k;
+  const float* db = dbalance.as<float>();
+  const float* dweights = drow_weights.as<float>();
+  for (int64_t n = begin; n < end; ++n) {
+    const float* p = routing.probabilities.as<float>() + n * experts;
+    const int32_t* chosen = routing.experts.as<int32_t>() + n * choices;
+    const int64_t* rows = routing.token_rows.as<int64_t>() + n * choices;
+    const float* weights = routing.weights.as<float>() + n * choices;
+    float* to = dlogits.as<float>() + n * experts;
+    const float total = std::exp(routing.log_sums.as<float>()[n]);
+
+    const bool counted = targets.as<int32_t>()[n] != kIgnoredTarget;
+    LaneSum sum;
+    ForLanes(experts, [&](auto d, int64_t e) HWY_ATTR {
+      sum.Add(d, hn::Mul(hn::LoadU(d, p + e), hn::LoadU(d, db + e)));
+    });
+    const float mean = sum.Total();
+    const float inverse = counted ? 1.0f / total : 0.0f;
+    ForLanes(experts, [=](auto d, int64_t e) HWY_ATTR {
+      const auto ds = hn::Sub(hn::LoadU(d, db + e), hn::Set(d, mean));
+      hn::StoreU(hn::Mul(ds, hn::Set(d, inverse)), d, to + e);
+    });
+
+    float chosen_sum = 0, weighted = 0;
+    for (int64_t k = 0; k < choices; ++k) {
+      chosen_sum += p[chosen[k]];
+      weighted += dweights[rows[k]] * weights[k];
+    }
+    for (int64_t k = 0; k < choices; ++k) {
+      const float dweight = config.scaling_factor * dweights[rows[k]];
+      to[chosen[k]] +=
+          config.normalize_weights ? (dweight - weighted) / (chosen_sum * total) : dweight;
+    }
+    ForLanes(experts, [=](auto d, int64_t e) HWY_ATTR {
+      const auto score = hn::Mul(hn::LoadU(d, p + e), hn::Set(d, total));
+      hn::StoreU(hn::Mul(hn::LoadU(d, to + e), ScoreSlope(d, config.score, score)), d, to + e);
+    });
+  }
+}
+
+// Of a softmax. With dp the gradient of the probabilities: dlogits = p * (dp - sum(p * dp)) + dz *
+// p. dp has a part for every expert, dbalance f32 [E], and a part for the chosen ones. Through
+// weight = factor * p / sum(chosen p) the latter is
+// (factor * dweight - sum(dweight * weight)) / sum(chosen p).
+void SoftmaxBackwardRows(const RouterConfig& config, const Routing& routing,
+                         const TensorView& targets, const TensorView& drow_weights,
+                         const TensorView& dbalance, float dz_scale, const TensorView& dlogits,
+                         int64_t begin, int64_t end) {
   const int64_t experts = dlogits.columns();
   const int64_t choices = config.top_k;
   const float* db = dbalance.as<float>();
@@ -112,12 +222,13 @@ void RouteBackwardRows(const RouterConfig& config, const Routing& routing,
         chosen_sum += p[chosen[k]];
         mean_dweight += dweights[rows[k]] * weights[k];
       }
-      scale = 1.0f / chosen_sum;
+      scale = chosen_sum > 0 ? 1.0f / chosen_sum : 0.0f;
     }
+    const auto dchosen = [&](int64_t k) {
+      return (config.scaling_factor * dweights[rows[k]] - mean_dweight) * scale;
+    };
     float mean = 0;
-    for (int64_t k = 0; k < choices; ++k) {
-      mean += p[chosen[k]] * (dweights[rows[k]] - mean_dweight) * scale;
-    }
+    for (int64_t k = 0; k < choices; ++k) mean += p[chosen[k]] * dchosen(k);
     const bool counted = targets.as<int32_t>()[n] != kIgnoredTarget;
     if (counted) {
       LaneSum sum;
@@ -135,9 +246,7 @@ void RouteBackwardRows(const RouterConfig& config, const Routing& routing,
         hn::StoreU(hn::Mul(hn::LoadU(d, p + e), hn::Set(d, -mean)), d, to + e);
       });
     }
-    for (int64_t k = 0; k < choices; ++k) {
-      to[chosen[k]] += p[chosen[k]] * (dweights[rows[k]] - mean_dweight) * scale;
-    }
+    for (int64_t k = 0; k < choices; ++k) to[chosen[k]] += p[chosen[k]] * dchosen(k);
   }
 }
 
@@ -150,8 +259,9 @@ HWY_AFTER_NAMESPACE();
 namespace terrace {
 
 HWY_EXPORT(AddNoise);
-HWY_EXPORT(SoftmaxRows);
-HWY_EXPORT(RouteBackwardRows);
+HWY_EXPORT(ScoreRows);
+HWY_EXPORT(ScoresBackwardRows);
+HWY_EXPORT(SoftmaxBackwardRows);
 
 namespace {
 
@@ -165,14 +275,16 @@ int64_t CountedTokens(const TensorView& targets) {
 
 bool Above(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
 
-// The `choices` highest logits, best first. An expert goes before those it is strictly above, so
-// that ties stay in the order of experts and all are distinct whatever the logits.
-void SelectExperts(const float* logits, int64_t experts, int64_t choices, int32_t* chosen) {
+// The `choices` experts of highest value, best first. An expert goes before those it is strictly
+// above, so that ties stay in the order of experts and all are distinct whatever the values.
+template <typename Value>
+void SelectExperts(const Value& value, int64_t experts, int64_t choices, int32_t* chosen) {
   int64_t held = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    if (held == choices && !Above(logits[e], logits[chosen[held - 1]])) continue;
+    const float own = value(e);
+    if (held == choices && !Above(own, value(chosen[held - 1]))) continue;
     int64_t place = held < choices ? held++ : held - 1;
-    for (; place > 0 && Above(logits[e], logits[chosen[place - 1]]); --place) {
+    for (; place > 0 && Above(own, value(chosen[place - 1])); --place) {
       chosen[place] = chosen[place - 1];
     }
     chosen[place] = static_cast<int32_t>(e);
@@ -189,8 +301,9 @@ struct BlockSums {
 };
 
 void RouteBlock(const RouterConfig& config, std::optional<uint64_t> noise_key,
-                const TensorView& logits, const TensorView& targets, const Routing& routing,
-                const BlockSums& sums, int64_t begin, int64_t end) {
+                const TensorView& logits, const TensorView& selection_bias,
+                const TensorView& targets, const Routing& routing, const BlockSums& sums,
+                int64_t begin, int64_t end) {
   const int64_t experts = logits.columns();
   const int64_t choices = config.top_k;
   const int64_t block = begin / kBlockTokens;
@@ -208,17 +321,31 @@ void RouteBlock(const RouterConfig& config, std::optional<uint64_t> noise_key,
     (logits.as<float>(), config.noise_scale, *noise_key, begin * experts, end * experts);
   }
   float entropies[kBlockTokens];
-  HWY_DYNAMIC_DISPATCH(SoftmaxRows)(logits, routing, entropies, begin, end);
+  HWY_DYNAMIC_DISPATCH(ScoreRows)(config.score, logits, routing, entropies, begin, end);
+  const bool softmax = config.score == RouterScore::kSoftmax;
 
   for (int64_t n = begin; n < end; ++n) {
     const float* p = routing.probabilities.as<float>() + n * experts;
     int32_t* chosen = routing.experts.as<int32_t>() + n * choices;
     float* weights = routing.weights.as<float>() + n * choices;
-    SelectExperts(logits.as<float>() + n * experts, experts, choices, chosen);
-    float chosen_sum = 0;  // at least 1 / E: the highest probability is among them
+    const float total = softmax ? 1 : std::exp(routing.log_sums.as<float>()[n]);
+    const float* row = logits.as<float>() + n * experts;
+    if (selection_bias.empty()) {
+      SelectExperts([row](int64_t e) { return row[e]; }, experts, choices, chosen);
+    } else {
+      const float* bias = selection_bias.as<float>();
+      const auto biased = [=](int64_t e) {
+        return std::isnan(row[e]) ? row[e] : p[e] * total + bias[e];
+      };
+      SelectExperts(biased, experts, choices, chosen);
+    }
+    float chosen_sum = 0;
     for (int64_t k = 0; k < choices; ++k) chosen_sum += p[chosen[k]];
     for (int64_t k = 0; k < choices; ++k) {
-      weights[k] = config.normalize_weights ? p[chosen[k]] / chosen_sum : p[chosen[k]];
+      const float score = p[chosen[k]];
+      // A biased choice may be of experts whose probabilities are 0.
+      const float share = chosen_sum > 0 ? score / chosen_sum : 0.0f;
+      weights[k] = config.scaling_factor * (config.normalize_weights ? share : score * total);
       ++assigned[chosen[k]];
     }
     if (targets.as<int32_t>()[n] == kIgnoredTarget) continue;
@@ -226,7 +353,7 @@ void RouteBlock(const RouterConfig& config, std::optional<uint64_t> noise_key,
     for (int64_t e = 0; e < experts; ++e) probability_sums[e] += p[e];
     const double log_sum = routing.log_sums.as<float>()[n];
     sums.entropy[block] += entropies[n - begin];
-    sums.squares[block] += log_sum * log_sum;
+    if (softmax) sums.squares[block] += log_sum * log_sum;
   }
 }
 
@@ -284,14 +411,17 @@ void CheckRouting(const RouterConfig& config, const Routing& routing, const Tens
 }  // namespace
 
 RouterStatistics CpuBackend::Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
-                                   TensorView logits, TensorView /*selection_bias*/,
-                                   TensorView targets, const Routing& routing,
-                                   std::span<int64_t> counts) {
+                                   TensorView logits, TensorView selection_bias, TensorView targets,
+                                   const Routing& routing, std::span<int64_t> counts) {
   CheckMatrix(logits);
   CheckDType(logits, DType::kF32);
   const int64_t tokens = logits.rows();
   const int64_t experts = logits.columns();
   CheckRouting(config, routing, targets, tokens, experts);
+  if (!selection_bias.empty()) {
+    CheckShape(selection_bias, {experts});
+    CheckDType(selection_bias, DType::kF32);
+  }
   TERRACE_CHECK(std::ssize(counts) == experts, "{}: {} counts of {} experts", logits.name,
                 counts.size(), experts);
   const int64_t blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
@@ -309,7 +439,7 @@ RouterStatistics CpuBackend::Route(const RouterConfig& config, std::optional<uin
   sums.entropy = sums.probabilities + blocks * experts;
   sums.squares = sums.entropy + blocks;
   ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
-    RouteBlock(config, noise_key, logits, targets, routing, sums, begin, end);
+    RouteBlock(config, noise_key, logits, selection_bias, targets, routing, sums, begin, end);
   });
   PlaceBlocks(blocks, experts, sums.assigned, routing.offsets.as<int64_t>());
   ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
@@ -364,8 +494,13 @@ void CpuBackend::RouteBackward(const RouterConfig& config, const Routing& routin
   }
   const float dz_scale = static_cast<float>(scale * 2.0 * config.z_coefficient);
   ParallelFor(tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(RouteBackwardRows)
-    (config, routing, targets, drow_weights, dbalance, dz_scale, dlogits, begin, end);
+    if (config.score == RouterScore::kSoftmax) {
+      HWY_DYNAMIC_DISPATCH(SoftmaxBackwardRows)
+      (config, routing, targets, drow_weights, dbalance, dz_scale, dlogits, begin, end);
+    } else {
+      HWY_DYNAMIC_DISPATCH(ScoresBackwardRows)
+      (config, routing, targets, drow_weights, dbalance, dlogits, begin, end);
+    }
   });
 }
 
