@@ -6,6 +6,7 @@
 #include "model/attention.h"
 #include "model/dense_ffn.h"
 #include "model/moe_ffn.h"
+#include "model/nanowhale_attention.h"
 #include "model/sub_layer.h"
 
 namespace terrace {
@@ -16,6 +17,9 @@ constexpr const char* kAttention = "attention";
 constexpr const char* kFeedForward = "feed-forward";
 
 std::unique_ptr<AttentionPath> MakeAttention(const LayerContext& context) {
+  if (context.config.attention == AttentionKind::kNanowhaleMla) {
+    return std::make_unique<NanowhaleAttention>(context);
+  }
   return std::make_unique<GqaAttention>(context);
 }
 

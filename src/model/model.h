@@ -82,7 +82,8 @@ class Block {
 
   virtual FeedForwardKind feed_forward() const = 0;
 
-  // Generation: keys and values of one layer, at the compute dtype, [capacity, G * C].
+  // Generation: keys and values of one layer, at the compute dtype, [capacity, G * C]. One tensor
+  // where an attention's keys are its values.
   struct Cache {
     TensorView keys, values;
   };

@@ -26,6 +26,7 @@ Routing AllocateRouting(Backend& backend, int64_t tokens, int64_t experts, int64
 struct MoeFfn::SavedMoe final : Saved {
   Routing routing;
   TensorView gate, up;  // compute [R, F]; become their gradients
+  SwiGluPath::Saved shared_expert;
 };
 
 MoeFfn::MoeFfn(const LayerContext& context)
@@ -35,9 +36,14 @@ MoeFfn::MoeFfn(const LayerContext& context)
       experts_(context.config.experts),
       router_config_(context.config.router),
       router_(context.Find("ff.router")),
+      selection_bias_(context.config.selection_bias != SelectionBias::kNone
+                          ? context.Named("ff.router.bias")
+                          : nullptr),
       gate_proj_(FindExperts(context, "gate_proj")),
       up_proj_(FindExperts(context, "up_proj")),
-      down_proj_(FindExperts(context, "down_proj")) {}
+      down_proj_(FindExperts(context, "down_proj")) {
+  if (context.config.shared_expert_width > 0) shared_expert_.emplace(context, "ff.shared_expert");
+}
 
 MoeFfn::ExpertMatrices MoeFfn::FindExperts(const LayerContext& context,
                                            std::string_view matrix) const {
@@ -58,6 +64,7 @@ std::unique_ptr<Path::Saved> MoeFfn::Forward(const Pass& pass, TensorView y, Ten
   saved->gate = Activation(backend_, dtype_, {rows, ffn_width}, "moe.gate");
   saved->up = Activation(backend_, dtype_, {rows, ffn_width}, "moe.up");
   const TensorView offsets = saved->routing.offsets;
+  if (shared_expert_) saved->shared_expert = shared_expert_->Forward(y, out);
   {
     const Arena::Frame temporaries(backend_.arena());
     const TensorView logits =
@@ -66,8 +73,10 @@ std::unique_ptr<Path::Saved> MoeFfn::Forward(const Pass& pass, TensorView y, Ten
     std::vector<int64_t> counts(static_cast<size_t>(experts_));
     std::optional<uint64_t> noise_key;
     if (pass.training) noise_key = MixKeys(pass.noise_key, layer_);
-    const RouterStatistics statistics = backend_.Route(router_config_, noise_key, logits, {},
-                                                       pass.batch.targets, saved->routing, counts);
+    const TensorView selection_bias = selection_bias_ ? selection_bias_->value : TensorView{};
+    const RouterStatistics statistics =
+        backend_.Route(router_config_, noise_key, logits, selection_bias, pass.batch.targets,
+                       saved->routing, counts);
     if (routing != nullptr) *routing = {layer_, statistics, std::move(counts)};
   }
   {
@@ -97,6 +106,17 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) const {
     router_products.push_back({dlogits, item.y});
   }
 
+  if (shared_expert_) {
+    const Arena::Frame shared_frame(backend_.arena());
+    std::vector<SwiGluPath::Work> shared_work;
+    for (const Work& item : work) {
+      const auto& saved = static_cast<const SavedMoe&>(*item.saved);
+      const TensorView dout = Downcast(backend_, item.dout, dtype_, "moe.dout");
+      shared_work.push_back({item.y, saved.shared_expert, dout, item.dy});
+    }
+    shared_expert_->Backward(shared_work, sink);
+  }
+
   {
     const Arena::Frame down_frame(backend_.arena());
     std::vector<GroupedProduct> down_proj_products;
@@ -124,7 +144,8 @@ void MoeFfn::Backward(std::span<const Work> work, GradientSink& sink) const {
         backend_.RouteBackward(router_config_, routing, work[i].pass->batch.targets, drow_weights,
                                work[i].pass->balance_scale, router_products[i].dy);
       }
-      backend_.LinearBackwardInput(router_products[i].dy, router_->value, work[i].dy, false);
+      backend_.LinearBackwardInput(router_products[i].dy, router_->value, work[i].dy,
+                                   shared_expert_.has_value());
       const Arena::Frame temporaries(backend_.arena());
       const TensorView drows = Activation(backend_, dtype_, {rows, width}, "moe.drows");
       backend_.GroupedLinearBackwardInput(saved.gate, routing.offsets, gate_proj_.values, drows,

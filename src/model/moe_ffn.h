@@ -2,15 +2,18 @@
 //
 //   logits = y * router^T;  (experts, weights) = route(logits)
 //   out += sum over the selected experts e of weight_e * SwiGLU_e(y)
+//        + SwiGLU of a shared expert(y), where there is one
 //
 // Dropless: the tokens' rows are gathered by expert, R = N * K rows always. The combine weight is
 // folded into the hidden rows, so that the experts' outputs need not be kept for its gradient.
 // Letters as in backend/backend.h.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "model/path.h"
+#include "model/swiglu_path.h"
 
 namespace terrace {
 
@@ -45,7 +48,9 @@ class MoeFfn final : public Path {
   int64_t layer_;
   int64_t experts_;  // E
   RouterConfig router_config_;
-  const Parameter* router_;   // f32 [E, D]
+  const Parameter* router_;          // f32 [E, D]
+  const Parameter* selection_bias_;  // f32 [E]; null for none
+  std::optional<SwiGluPath> shared_expert_;
   ExpertMatrices gate_proj_;  // [F, D] gate
   ExpertMatrices up_proj_;    // [F, D] up
   ExpertMatrices down_proj_;  // [D, F] down

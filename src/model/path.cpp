@@ -3,7 +3,11 @@
 namespace terrace {
 
 const Parameter* LayerContext::Find(std::string_view name) const {
-  return parameters.at(fmt::format("layers.{}.{}.weight", layer, name));
+  return Named(fmt::format("{}.weight", name));
+}
+
+const Parameter* LayerContext::Named(std::string_view name) const {
+  return parameters.at(fmt::format("layers.{}.{}", layer, name));
 }
 
 NormLayer LayerContext::Norm(std::string_view name) const {

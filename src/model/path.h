@@ -63,6 +63,8 @@ struct LayerContext {
 
   // "attn.q_proj" -> layers.N.attn.q_proj.weight
   const Parameter* Find(std::string_view name) const;
+  // "ff.router.bias" -> layers.N.ff.router.bias
+  const Parameter* Named(std::string_view name) const;
   // "norm1" -> layers.N.norm1.weight, and .bias where there is one.
   NormLayer Norm(std::string_view name) const;
 };

@@ -28,9 +28,9 @@ class SwiGluPath {
     TensorView y;     // compute [N, D]
     Saved saved;      // used up
     TensorView dout;  // compute [N, D]
-    TensorView dy;    // f32 [N, D], replaced
+    TensorView dy;    // f32 [N, D]
   };
-  // As Path::Backward.
+  // As Path::Backward; dy is replaced.
   void Backward(std::span<const Work> work, GradientSink& sink) const;
 
  private:
