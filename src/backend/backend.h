@@ -76,6 +76,9 @@ struct Routing {
 // the streams are mixed by a matrix that alternating normalization makes doubly stochastic. All
 // weights follow from the token's streams.
 struct HyperConnection {
+  static constexpr int64_t kMaxStreams = 16;
+  static constexpr int64_t kMaxIterations = 100;
+
   int64_t streams = 1;  // S; 1: a plain residual stream
   int64_t sinkhorn_iterations = 2;
   float epsilon = 1e-6f;  // added to read weights and where the mixing matrix is normalized

@@ -37,8 +37,8 @@ class DecoderBlock final : public Block {
         arena_(context.backend.arena()),
         attention_path_(MakeAttention(context)),
         feed_forward_path_(MakeFeedForward(context)),
-        attention_(context, "norm1", *attention_path_),
-        feed_forward_(context, "norm2", *feed_forward_path_) {}
+        attention_(context, 1, *attention_path_),
+        feed_forward_(context, 2, *feed_forward_path_) {}
 
   TensorView Forward(const Pass& pass, TensorView x, std::unique_ptr<Saved>& saved,
                      LayerRouting* routing) override {

@@ -14,7 +14,6 @@ namespace {
 constexpr double kMaxDimension = INT32_MAX;  // token ids and expert numbers are 32 bits wide
 constexpr int64_t kMaxExpertsOfAllLayers = int64_t{1} << 22;
 constexpr double kMaxParameters = 1e15;
-constexpr double kMaxStreams = 64;  // weights of a token are the square of it
 constexpr Range kScalingFactors = {1e-6, 1e6};
 
 const Names<PositionKind> kPositionNames = {{"learned", PositionKind::kLearned},
@@ -195,11 +194,11 @@ Fields FieldsOf(ModelConfig& config) {
           {"hyper_connection.streams",
            &hyper.streams,
            "residual streams; 1: a plain one",
-           {1, kMaxStreams}},
+           {1, HyperConnection::kMaxStreams}},
           {"hyper_connection.sinkhorn_iterations",
            &hyper.sinkhorn_iterations,
            "that make the mixing matrix doubly stochastic",
-           {1, 1000},
+           {1, HyperConnection::kMaxIterations},
            streams},
           {"hyper_connection.epsilon", &hyper.epsilon, "added to weights and sums", kNormEpsilons,
            streams},

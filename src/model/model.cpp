@@ -6,6 +6,7 @@
 
 #include "core/nearest_name.h"
 #include "model/block.h"
+#include "model/hyper_layer.h"
 #include "model/initialize.h"
 #include "model/path.h"
 
@@ -15,8 +16,33 @@ struct Model::Ends {
   ParameterIndex parameters;
   const Parameter* tokens;     // [V, D]
   const Parameter* positions;  // [P, D]; null with rope
+  std::optional<HyperLayer> hyper;
   NormLayer norm;
   const Parameter* head;  // [V, D]; `tokens` when tied
+  HyperConnection streams;
+
+  // Fills x f32 [N, S * D].
+  void Embed(Backend& backend, TensorView ids, int64_t length, int64_t first_position,
+             TensorView x) const {
+    const TensorView positions_table = positions ? positions->value : TensorView{};
+    if (!hyper) {
+      backend.Embedding(ids, tokens->value, positions_table, length, first_position, x);
+      return;
+    }
+    const Arena::Frame frame(backend.arena());
+    const TensorView y =
+        Activation(backend, DType::kF32, {x.rows(), tokens->value.columns()}, "embedding.tokens");
+    backend.Embedding(ids, tokens->value, positions_table, length, first_position, y);
+    backend.HyperSpread(streams, y, x);
+  }
+  // What the final norm sees of x f32 [N, S * D], f32 [N, D]: x itself without streams.
+  TensorView Read(Backend& backend, TensorView x, HyperLayer::Saved& saved) const {
+    if (!hyper) return x;
+    const TensorView z =
+        Activation(backend, DType::kF32, {x.rows(), tokens->value.columns()}, "head.read");
+    hyper->Read(backend, x, z, saved);
+    return z;
+  }
 };
 
 Model::Model(const ModelConfig& config, Backend& backend) : config_(config), backend_(backend) {
@@ -37,9 +63,12 @@ Model::Model(const ModelConfig& config, Backend& backend) : config_(config), bac
       .tokens = tokens,
       .positions =
           config_.positions == PositionKind::kLearned ? index.at("pos_emb.weight") : nullptr,
+      .hyper = {},
       .norm = MakeNorm(config_, index, "norm_f"),
       .head = config_.tied_head ? tokens : index.at("lm_head.weight"),
+      .streams = config_.hyper_connection,
   });
+  if (config_.HasHyperConnections()) ends_->hyper.emplace(config_, index, "hyper_f");
   ends_->parameters = std::move(index);
 }
 
@@ -65,72 +94,100 @@ TensorView Model::Embed(const Pass& pass) {
          config_.max_positions);
   }
   const TensorView x =
-      Activation(backend_, DType::kF32, {batch.tokens(), config_.width}, "embedding");
-  backend_.Embedding(batch.inputs, ends_->tokens->value,
-                     ends_->positions ? ends_->positions->value : TensorView{}, batch.length, 0, x);
+      Activation(backend_, DType::kF32, {batch.tokens(), config_.StreamWidth()}, "embedding");
+  ends_->Embed(backend_, batch.inputs, batch.length, 0, x);
   return x;
 }
 
 double Model::HeadAndLoss(std::span<const EndWork> work, GradientSink* sink) {
   const Ends& ends = *ends_;
   double loss = 0;
-  // Normalizes one micro-batch in a frame of its own and passes it on.
-  const auto for_each = [&](const auto& body) {
+  if (sink == nullptr) {
     for (const EndWork& item : work) {
       const Arena::Frame frame(backend_.arena());
+      HyperLayer::Saved read;
+      const TensorView z = ends.Read(backend_, item.x, read);
       const TensorView statistics =
-          Activation(backend_, DType::kF32, {item.x.rows(), 2}, "head.statistics");
-      const TensorView y = Activation(backend_, compute_dtype(), item.x.shape, "head.y");
-      ends.norm.Forward(backend_, item.x, y, statistics);
-      body(item, y, statistics);
-    }
-  };
-  if (sink == nullptr) {
-    for_each([&](const EndWork& item, TensorView y, TensorView) {
+          Activation(backend_, DType::kF32, {z.rows(), 2}, "head.statistics");
+      const TensorView y = Activation(backend_, compute_dtype(), z.shape, "head.y");
+      ends.norm.Forward(backend_, z, y, statistics);
       loss += backend_.HeadLoss(y, ends.head->value, item.pass->batch.targets, 0, {}, {}, false);
-    });
+    }
     return loss;
   }
 
+  const Arena::Frame read_frame(backend_.arena());
+  std::vector<HyperLayer::Saved> reads(work.size());
+  std::vector<TensorView> zs, dzs;
+  for (size_t i = 0; i < work.size(); ++i) {
+    zs.push_back(ends.Read(backend_, work[i].x, reads[i]));
+    dzs.push_back(ends.hyper ? Activation(backend_, DType::kF32, zs[i].shape, "head.dread")
+                             : work[i].dx);
+    backend_.Zero(dzs[i]);
+  }
   GradientSlot head_slot = sink->Begin(*ends.head);
   NormLayer::Slots norm_slots = ends.norm.Begin(*sink);
-  for_each([&](const EndWork& item, TensorView y, TensorView statistics) {
-    const TensorView dy = Activation(backend_, compute_dtype(), y.shape, "head.dy");
-    loss += backend_.HeadLoss(y, ends.head->value, item.pass->batch.targets, item.pass->loss_scale,
-                              dy, head_slot.view, head_slot.add);
+  for (size_t i = 0; i < work.size(); ++i) {
+    const Arena::Frame frame(backend_.arena());
+    const TensorView statistics =
+        Activation(backend_, DType::kF32, {zs[i].rows(), 2}, "head.statistics");
+    const TensorView y = Activation(backend_, compute_dtype(), zs[i].shape, "head.y");
+    const TensorView dy = Activation(backend_, compute_dtype(), zs[i].shape, "head.dy");
+    ends.norm.Forward(backend_, zs[i], y, statistics);
+    loss += backend_.HeadLoss(y, ends.head->value, work[i].pass->batch.targets,
+                              work[i].pass->loss_scale, dy, head_slot.view, head_slot.add);
     head_slot.add = head_slot.add.Next();
-    backend_.Zero(item.dx);
-    ends.norm.Backward(backend_, dy, item.x, statistics, item.dx, norm_slots);
-  });
+    ends.norm.Backward(backend_, dy, zs[i], statistics, dzs[i], norm_slots);
+  }
   ends.norm.End(*sink, norm_slots);
   sink->End(*ends.head, head_slot);
+  if (!ends.hyper) return loss;
+
+  std::vector<HyperLayer::Work> hyper_work;
+  for (size_t i = 0; i < work.size(); ++i) {
+    const TensorView dweights =
+        Activation(backend_, DType::kF32, reads[i].weights.shape, "head.dweights");
+    backend_.Zero(work[i].dx);
+    hyper_work.push_back({&reads[i], dzs[i], dweights, work[i].dx});
+  }
+  ends.hyper->ReadBackward(backend_, hyper_work, *sink);
   return loss;
 }
 
 void Model::EmbedBackward(std::span<const EndWork> work, GradientSink& sink) {
+  const Arena::Frame frame(backend_.arena());
+  std::vector<TensorView> dys;  // f32 [N, D], of the tables' sums
+  for (const EndWork& item : work) {
+    dys.push_back(item.dx);
+    if (!ends_->hyper) continue;
+    dys.back() = Activation(backend_, DType::kF32, {item.dx.rows(), config_.width}, "embedding.dy");
+    backend_.HyperSpreadBackward(config_.hyper_connection, item.dx, dys.back());
+  }
   const auto leave = [&](const Parameter& parameter, const auto& backward) {
     GradientSlot slot = sink.Begin(parameter);
-    for (const EndWork& item : work) {
-      backward(item, slot);
+    for (size_t i = 0; i < work.size(); ++i) {
+      backward(work[i].pass->batch, dys[i], slot);
       slot.add = slot.add.Next();
     }
     sink.End(parameter, slot);
   };
   if (ends_->positions) {
-    leave(*ends_->positions, [&](const EndWork& item, const GradientSlot& slot) {
-      backend_.PositionsBackward(item.dx, item.pass->batch.length, slot.view, slot.add);
+    leave(*ends_->positions, [&](const MicroBatch& batch, TensorView dy, const GradientSlot& slot) {
+      backend_.PositionsBackward(dy, batch.length, slot.view, slot.add);
     });
   }
-  leave(*ends_->tokens, [&](const EndWork& item, const GradientSlot& slot) {
-    backend_.EmbeddingBackward(item.dx, item.pass->batch.inputs, slot.view, slot.add);
+  leave(*ends_->tokens, [&](const MicroBatch& batch, TensorView dy, const GradientSlot& slot) {
+    backend_.EmbeddingBackward(dy, batch.inputs, slot.view, slot.add);
   });
 }
 
 void Model::Logits(TensorView x, TensorView logits) {
   const Arena::Frame frame(backend_.arena());
-  const TensorView statistics = Activation(backend_, DType::kF32, {x.rows(), 2}, "head.statistics");
-  const TensorView y = Activation(backend_, compute_dtype(), x.shape, "head.y");
-  ends_->norm.Forward(backend_, x, y, statistics);
+  HyperLayer::Saved read;
+  const TensorView z = ends_->Read(backend_, x, read);
+  const TensorView statistics = Activation(backend_, DType::kF32, {z.rows(), 2}, "head.statistics");
+  const TensorView y = Activation(backend_, compute_dtype(), z.shape, "head.y");
+  ends_->norm.Forward(backend_, z, y, statistics);
   backend_.Linear(y, ends_->head->value, logits, false);
 }
 
@@ -169,9 +226,9 @@ void Model::Decode(std::span<const int32_t> tokens, KvCache& cache, TensorView l
                 .length = count,
                 .inputs = host_view(tokens.data(), "generation.tokens"),
                 .targets = host_view(no_targets.data(), "generation.targets")};
-  const TensorView x = Activation(backend_, DType::kF32, {count, config_.width}, "embedding");
-  backend_.Embedding(pass.batch.inputs, ends_->tokens->value,
-                     ends_->positions ? ends_->positions->value : TensorView{}, count, first, x);
+  const TensorView x =
+      Activation(backend_, DType::kF32, {count, config_.StreamWidth()}, "embedding");
+  ends_->Embed(backend_, pass.batch.inputs, count, first, x);
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     blocks_[layer]->Decode(pass, first, cache.layers[layer], x);
   }

@@ -1,7 +1,7 @@
 // The decoder: embedding, blocks, head. Layers have an explicit forward and backward; the
 // training step (train/step.h) composes them, so that other schedules can too.
 //
-// Letters as in backend/backend.h.
+// Letters as in backend/backend.h; S is 1 without hyper-connections.
 //
 // Backward calls take one micro-batch or several. Several at once is what lets a gradient be
 // complete, applied and forgotten before the next one begins: every Backward call makes a single
@@ -51,7 +51,8 @@ struct LayerRouting {
   std::vector<int64_t> counts;  // [E] counted assignments, exact
 };
 
-// One decoder layer: x += attention(norm1(x)); x += feed_forward(norm2(x)).
+// One decoder layer: x += attention(norm1(x)); x += feed_forward(norm2(x)), or the same by
+// hyper-connections (model/sub_layer.h).
 class Block {
  public:
   virtual ~Block() = default;
@@ -63,7 +64,7 @@ class Block {
   };
 
   // Allocates its activations in the arena (Memory::kActivations): the caller frames them.
-  // x f32 [N, D] is read; returns the block's output in a new activation.
+  // x f32 [N, S * D] is read; returns the block's output in a new activation.
   // `routing`, when given and the block is MoE, receives the pass's statistics; recomputation
   // passes none, so that tokens are counted once.
   virtual TensorView Forward(const Pass& pass, TensorView x, std::unique_ptr<Saved>& saved,
@@ -72,7 +73,7 @@ class Block {
   struct Work {
     const Pass* pass;
     Saved* saved;   // used up: the activations in it are overwritten
-    TensorView dx;  // f32 [N, D]: gradient of the output on entry, of the input on return
+    TensorView dx;  // f32 [N, S * D]: gradient of the output on entry, of the input on return
   };
   virtual void Backward(std::span<const Work> work, GradientSink& sink) = 0;
   void Backward(const Pass& pass, Saved& saved, TensorView dx, GradientSink& sink) {
@@ -89,7 +90,7 @@ class Block {
   };
   // Room for `capacity` tokens, in activations: the caller frames it.
   virtual Cache NewCache(int64_t capacity) const = 0;
-  // Appends the keys and values of x f32 [T, D], whose first row is at `first_position`, to the
+  // Appends the keys and values of x f32 [T, S * D], whose first row is at `first_position`, to the
   // cache, and replaces x with the block's output. `pass` is that of the T tokens.
   virtual void Decode(const Pass& pass, int64_t first_position, const Cache& cache,
                       TensorView x) = 0;
@@ -121,14 +122,14 @@ class Model {
   // Activation dtype of what enters matrix products: the weights' dtype.
   DType compute_dtype() const { return config_.weight_dtype; }
 
-  // x f32 [N, D] in a new activation.
+  // x f32 [N, S * D] in a new activation.
   TensorView Embed(const Pass& pass);
   std::span<const std::unique_ptr<Block>> blocks() const { return blocks_; }
   // One micro-batch's part of a call at the model's ends.
   struct EndWork {
     const Pass* pass;
-    TensorView x;   // f32 [N, D] output of the last block; unused by EmbedBackward
-    TensorView dx;  // f32 [N, D]
+    TensorView x;   // f32 [N, S * D] output of the last block; unused by EmbedBackward
+    TensorView dx;  // f32 [N, S * D]
   };
   // Sum of token losses in nats over all of `work`. With a sink: leaves the gradients of the head
   // and the final norm there and replaces every dx with the gradient of its x. Without: loss only,
@@ -144,7 +145,7 @@ class Model {
     const EndWork work{&pass, {}, dx};
     EmbedBackward({&work, 1}, sink);
   }
-  // logits f32 [N, V] of x f32 [N, D], the output of the last block. For few tokens: training
+  // logits f32 [N, V] of x f32 [N, S * D], the output of the last block. For few tokens: training
   // never makes this matrix.
   void Logits(TensorView x, TensorView logits);
 
@@ -161,7 +162,7 @@ class Model {
   Backend& backend_;
   Parameters parameters_;
   std::vector<std::unique_ptr<Block>> blocks_;
-  struct Ends;  // embedding, positions, final norm, head
+  struct Ends;  // embedding, positions, final hyper-connection and norm, head
   std::unique_ptr<Ends> ends_;
 };
 

@@ -1,4 +1,5 @@
-// Letters as in backend/backend.h; M is the number of micro-batches of a step.
+// Letters as in backend/backend.h; M is the number of micro-batches of a step, S is 1 without
+// hyper-connections.
 #include "train/step.h"
 
 #include <cmath>
@@ -38,7 +39,7 @@ int64_t CountedTokens(std::span<const MicroBatch> micro_batches) {
 
 TensorView NewActivation(Model& model, const MicroBatch& batch, const char* name) {
   return model.backend().arena().Allocate(Memory::kActivations, DType::kF32,
-                                          {batch.tokens(), model.config().width}, name);
+                                          {batch.tokens(), model.config().StreamWidth()}, name);
 }
 
 // The block's output, without what backward would need.
@@ -106,11 +107,11 @@ double RunTogether(Model& model, std::span<const Pass> passes, bool checkpointin
   std::vector<Model::EndWork> ends;
   const Arena::PhaseScope start(arena, {"forward", "embedding"});
   for (const Pass& pass : passes) {
-    ends.push_back({&pass, {}, NewActivation(model, pass.batch, "dx")});  // [N, D]
+    ends.push_back({&pass, {}, NewActivation(model, pass.batch, "dx")});  // [N, S * D]
   }
   FrameStack frames(arena);
 
-  std::vector<std::vector<TensorView>> inputs(blocks.size());  // [N, D] of every block
+  std::vector<std::vector<TensorView>> inputs(blocks.size());  // [N, S * D] of every block
   std::vector<std::vector<std::unique_ptr<Block::Saved>>> saved(blocks.size());
   routing.resize(count);
   for (Model::EndWork& end : ends) end.x = model.Embed(*end.pass);

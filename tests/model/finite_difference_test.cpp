@@ -76,6 +76,19 @@ constexpr Case kCases[] = {
        config.router.scaling_factor = 0.7f;
        config.selection_bias = SelectionBias::kBalancing;
      }},
+    {"HyperConnections",
+     [](ModelConfig& config) {
+       config.hyper_connection.streams = 4;
+       config.hyper_connection.sinkhorn_iterations = 3;
+     }},
+    {"TwoStreamsLearnedPositions",
+     [](ModelConfig& config) {
+       config.hyper_connection.streams = 2;
+       config.hyper_connection.sinkhorn_iterations = 1;
+       config.norm = NormKind::kLayerNorm;
+       config.positions = PositionKind::kLearned;
+       config.tied_head = false;
+     }},
     {"IgnoredTargets", [](ModelConfig&) {}, false, 5},
     // With no token loss all of the gradient is the router's: it must reach the router's inputs.
     {"LoadBalancingLossAlone",
