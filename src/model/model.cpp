@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/nearest_name.h"
@@ -179,6 +180,26 @@ void Model::EmbedBackward(std::span<const EndWork> work, GradientSink& sink) {
   leave(*ends_->tokens, [&](const MicroBatch& batch, TensorView dy, const GradientSlot& slot) {
     backend_.EmbeddingBackward(dy, batch.inputs, slot.view, slot.add);
   });
+}
+
+TensorView Model::SelectionBias(int64_t layer) const {
+  const auto found = ends_->parameters.find(fmt::format("layers.{}.ff.router.bias", layer));
+  return found == ends_->parameters.end() ? TensorView{} : found->second->value;
+}
+
+void Model::BalanceRouters(std::span<const LayerRouting> layers) {
+  if (config_.selection_bias != SelectionBias::kBalancing || backend_.dry()) return;
+  for (const LayerRouting& layer : layers) {
+    const std::span<float> bias = SelectionBias(layer.layer).span<float>();
+    // Compared as totals: a mean of counts need not be whole.
+    const int64_t experts = std::ssize(layer.counts);
+    const int64_t total = std::accumulate(layer.counts.begin(), layer.counts.end(), int64_t{0});
+    for (size_t e = 0; e < bias.size(); ++e) {
+      const int64_t excess = layer.counts[e] * experts - total;
+      if (excess > 0) bias[e] -= config_.selection_bias_rate;
+      if (excess < 0) bias[e] += config_.selection_bias_rate;
+    }
+  }
 }
 
 void Model::Logits(TensorView x, TensorView logits) {

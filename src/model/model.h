@@ -145,6 +145,13 @@ class Model {
     const EndWork work{&pass, {}, dx};
     EmbedBackward({&work, 1}, sink);
   }
+  // The selection bias of a layer's router, f32 [E]; empty for none.
+  TensorView SelectionBias(int64_t layer) const;
+  // After a step, with the counts of all its micro-batches: moves the selection biases that
+  // balancing moves, by model.router.selection_bias_rate, down for experts with more than the mean
+  // of assignments, up for those with fewer.
+  void BalanceRouters(std::span<const LayerRouting> layers);
+
   // logits f32 [N, V] of x f32 [N, S * D], the output of the last block. For few tokens: training
   // never makes this matrix.
   void Logits(TensorView x, TensorView logits);

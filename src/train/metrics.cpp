@@ -83,6 +83,9 @@ std::string ToJsonLine(const StepMetrics& metrics) {
                               {"entropy", layer.entropy},
                               {"aux_loss", layer.aux_loss},
                               {"z_loss", layer.z_loss}});
+    if (!layer.selection_bias.empty()) {
+      json["layers"].back()["selection_bias"] = layer.selection_bias;
+    }
   }
   if (metrics.evaluation) {
     const Evaluation& evaluation = *metrics.evaluation;

@@ -219,6 +219,7 @@ StepReport TrainStep(Model& model, std::span<const MicroBatch> micro_batches,
       !model.backend().arena().dry()) {
     throw NotFiniteError("all gradients are 0: squares of activations are beyond float32");
   }
+  model.BalanceRouters(report.losses.routing);
   return report;
 }
 

@@ -60,9 +60,17 @@ StepMetrics MetricsOf(const RunSummary& summary, const Machine& machine, const R
         static_cast<double>(population.floored) / static_cast<double>(population.entries);
   }
   for (const LayerRouting& layer : report.losses.routing) {
-    metrics.layers.push_back({layer.layer, layer.counts, LoadOf(layer.counts),
-                              layer.statistics.aux_loss, layer.statistics.z_loss,
-                              layer.statistics.entropy});
+    metrics.layers.push_back({layer.layer,
+                              layer.counts,
+                              LoadOf(layer.counts),
+                              layer.statistics.aux_loss,
+                              layer.statistics.z_loss,
+                              layer.statistics.entropy,
+                              {}});
+    if (const TensorView bias = machine.model.SelectionBias(layer.layer); !bias.empty()) {
+      const std::span<const float> values = bias.span<float>();
+      metrics.layers.back().selection_bias.assign(values.begin(), values.end());
+    }
   }
   return metrics;
 }
