@@ -8,6 +8,7 @@
 #include <functional>
 #include <set>
 
+#include "compare/front.h"
 #include "core/settings.h"
 #include "model/config.h"
 #include "optim/schedule.h"
@@ -92,6 +93,27 @@ std::vector<ExpertLoads> SumOfLoads(const Results& runs) {
   return loads;
 }
 
+std::optional<int64_t> SpikesOf(const Results& runs) {
+  std::optional<int64_t> spikes;
+  for (const RunResult* run : runs) {
+    if (!run->spikes) return {};
+    spikes = spikes.value_or(0) + *run->spikes;
+  }
+  return spikes;
+}
+
+void MarkFront(std::vector<PolicyRow>& rows) {
+  std::vector<PolicyRow*> candidates;
+  std::vector<FrontPoint> points;
+  for (PolicyRow& row : rows) {
+    if (row.seeds == 0 || row.diverged > 0) continue;
+    candidates.push_back(&row);
+    points.push_back({row.memory.peak_bytes, row.loss.mean});
+  }
+  const std::vector<bool> on_front = OnFront(points);
+  for (size_t i = 0; i < candidates.size(); ++i) candidates[i]->on_front = on_front[i];
+}
+
 PolicyRow RowOf(const Study& study, const StudyPolicy& policy, const RunResults& results) {
   PolicyRow row;
   row.policy = policy.name;
@@ -100,14 +122,18 @@ PolicyRow RowOf(const Study& study, const StudyPolicy& policy, const RunResults&
   row.chosen = ChooseRate(study, policy.ablation() ? study.Named(policy.base) : policy, results);
   row.learning_rate = row.chosen.rate;
   if (!row.learning_rate) {
+    Results all;
     for (const double rate : policy.rates) {
       for (const RunResult* run : FinishedRuns(study, results, policy.name, rate)) {
         row.diverged += run->diverged() ? 1 : 0;
+        all.push_back(run);
       }
     }
+    row.spikes = SpikesOf(all);
     return row;
   }
   Results runs = FinishedRuns(study, results, policy.name, *row.learning_rate);
+  row.spikes = SpikesOf(runs);
   row.diverged = std::erase_if(runs, [](const RunResult* run) { return run->diverged(); });
   row.seeds = std::ssize(runs);
   if (runs.empty()) return row;
@@ -120,6 +146,8 @@ PolicyRow RowOf(const Study& study, const StudyPolicy& policy, const RunResults&
       Over(runs, [](const RunResult& run) { return MeanAtEnd(run, &CurvePoint::imbalance); });
   row.toml = runs.front()->facts.policy_toml;
   row.memory = runs.front()->facts.memory;
+  row.bytes_per_parameter = static_cast<double>(row.memory.peak_bytes) /
+                            static_cast<double>(SizeOf(study.base.model).parameters);
   row.validation = MeanValidation(runs);
   row.curve = MeanCurve(runs);
   row.loads = SumOfLoads(runs);
@@ -131,13 +159,15 @@ void AddSweep(const Study& study, const StudyPolicy& policy, const RunResults& r
   if (policy.rates.size() < 2) return;
   const ChosenRate chosen = ChooseRate(study, policy, results);
   for (const double rate : policy.rates) {
-    SweepRow row{.policy = policy.name, .learning_rate = rate, .loss = {}, .diverged = {}};
+    SweepRow row{
+        .policy = policy.name, .learning_rate = rate, .loss = {}, .spikes = {}, .diverged = {}};
     const auto found = results.find(NameOf(RunSpec{policy.name, rate, study.first_seed()}));
     if (found != results.end()) {
       row.finished = true;
       row.diverged = found->second.facts.diverged;
       if (!row.diverged) row.loss = found->second.final_loss();
       row.first_loss = found->second.first_loss;
+      row.spikes = found->second.spikes;
     }
     row.chosen = chosen.complete && chosen.rate == rate;
     row.at_edge = row.chosen && chosen.at_edge;
@@ -271,6 +301,8 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
     comparison.policies.push_back(RowOf(study, policy, results));
     AddSweep(study, policy, results, comparison.sweep);
   }
+  MarkFront(comparison.policies);
+  comparison.parameters = SizeOf(study.base.model).parameters;
   comparison.title = fmt::format("Comparison of {}", fmt::join(names, ", "));
   if (ablations > 0) {
     comparison.title += fmt::format(", and {} ablation{}", ablations, ablations == 1 ? "" : "s");
