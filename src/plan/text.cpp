@@ -77,11 +77,11 @@ std::string SetFlag(std::string setting) {
 std::string RunText(const Subject& subject) {
   const RunConfig& config = subject.config;
   const TrainingConfig& training = config.training;
-  std::string text = fmt::format(
-      "run: policy {}, sink {}, weights {}, gradients {}, {} x {} x {} tokens a step",
-      subject.policy, training.sink == SinkKind::kRelease ? "release" : "accumulate",
-      NameOf(config.model.weight_dtype), NameOf(training.gradient_dtype),
-      training.gradient_accumulation_steps, training.micro_batch_size, training.sequence_length);
+  std::string text =
+      fmt::format("run: policy {}, sink {}, weights {}, gradients {}, {} x {} x {} tokens a step",
+                  subject.policy, NameOf(training.sink), NameOf(config.model.weight_dtype),
+                  NameOf(training.gradient_dtype), training.gradient_accumulation_steps,
+                  training.micro_batch_size, training.sequence_length);
   if (training.activation_checkpointing) text += ", activation checkpointing";
   text += fmt::format(", clipping {}", NameOf(config.optimizer.clipping.kind));
   if (!subject.hugging_face) text += fmt::format(", {} threads", MaxThreads());
@@ -187,6 +187,25 @@ std::string SuggestionText(const Suggestion& suggestion) {
   return text;
 }
 
+std::string BestPolicyText(const PlanReport& report) {
+  if (!report.best_policy) {
+    return Paragraph(fmt::format("best policy: none of {} fits, under either sink",
+                                 fmt::join(PoliciesByLoss(), ", ")));
+  }
+  const BestPolicy& best = *report.best_policy;
+  const Subject& subject = report.subject;
+  std::string text = fmt::format("best policy that fits: {}, ", best.name);
+  if (best.name == subject.policy && best.sink == subject.config.training.sink) {
+    text += "as planned";
+  } else {
+    text += fmt::format("{} (--policy {}", BytesText(best.peak_bytes), best.name);
+    if (best.sink != subject.config.training.sink)
+      text += fmt::format(" --sink {}", NameOf(best.sink));
+    text += ")";
+  }
+  return Paragraph(text + "; by the loss that each reached in docs/results/optimizers");
+}
+
 std::string VerdictText(const PlanReport& report) {
   if (!report.budget_bytes) return "memory: the machine does not tell what is free (--memory)\n";
   const int64_t budget = *report.budget_bytes;
@@ -263,9 +282,7 @@ std::string DenseText(const PlanReport& report) {
   return text + Paragraph(rule);
 }
 
-std::string SinkName(const Subject& subject) {
-  return subject.config.training.sink == SinkKind::kRelease ? "release" : "accumulate";
-}
+std::string_view SinkName(const Subject& subject) { return NameOf(subject.config.training.sink); }
 
 std::string Fitting(const MemoryPlan& memory, std::optional<int64_t> budget_bytes) {
   if (!budget_bytes) return "?";
@@ -308,7 +325,9 @@ std::string ToText(const PlanReport& report) {
         PeakText(report.memory), BytesText(report.memory.alignment_bytes)));
     text += ReleaseText(report);
   }
-  return text + CostText(report) + VerdictText(report) + DenseText(report);
+  text += CostText(report) + VerdictText(report);
+  if (report.budget_bytes) text += BestPolicyText(report);
+  return text + DenseText(report);
 }
 
 std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budget_bytes) {

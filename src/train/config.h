@@ -26,6 +26,8 @@ struct DataConfig {
 // What becomes of gradients: all are kept until the end of a step (optim/accumulate_sink.h), or
 // each is applied and forgotten as soon as it is complete (optim/release_sink.h).
 enum class SinkKind : uint8_t { kAccumulate, kRelease };
+// "accumulate", "release"
+std::string_view NameOf(SinkKind kind);
 
 struct TrainingConfig {
   int64_t steps = 1000;
