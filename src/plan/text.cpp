@@ -194,16 +194,13 @@ std::string BestPolicyText(const PlanReport& report) {
   }
   const BestPolicy& best = *report.best_policy;
   const Subject& subject = report.subject;
-  std::string text = fmt::format("best policy that fits: {}, ", best.name);
-  if (best.name == subject.policy && best.sink == subject.config.training.sink) {
-    text += "as planned";
-  } else {
-    text += fmt::format("{} (--policy {}", BytesText(best.peak_bytes), best.name);
-    if (best.sink != subject.config.training.sink)
-      text += fmt::format(" --sink {}", NameOf(best.sink));
-    text += ")";
+  const bool same_sink = best.sink == subject.config.training.sink;
+  if (best.name == subject.policy && same_sink) {
+    return fmt::format("best policy that fits: {}, as planned\n", best.name);
   }
-  return Paragraph(text + "; by the loss that each reached in docs/results/optimizers");
+  return Paragraph(fmt::format("best policy that fits: --policy {}{}, {}", best.name,
+                               same_sink ? "" : fmt::format(" --sink {}", NameOf(best.sink)),
+                               BytesText(best.peak_bytes)));
 }
 
 std::string VerdictText(const PlanReport& report) {
