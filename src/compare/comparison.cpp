@@ -9,6 +9,7 @@
 #include <set>
 
 #include "compare/front.h"
+#include "core/counted.h"
 #include "core/settings.h"
 #include "model/config.h"
 #include "optim/schedule.h"
@@ -184,13 +185,13 @@ std::string Grouped(int64_t number) {
 
 std::string ModelText(const ModelConfig& model) {
   const ModelSize size = SizeOf(model);
-  std::string text =
-      fmt::format("{:.2f} M parameters, {:.2f} M active per token; {} layers of width {}",
-                  static_cast<double>(size.parameters) / 1e6,
-                  static_cast<double>(size.active_parameters) / 1e6, model.layers, model.width);
+  std::string text = fmt::format("{:.2f} M parameters, {:.2f} M active per token; {} of width {}",
+                                 static_cast<double>(size.parameters) / 1e6,
+                                 static_cast<double>(size.active_parameters) / 1e6,
+                                 Counted(model.layers, "layer"), model.width);
   if (model.MoeLayers() > 0) {
-    text += fmt::format(", {} of them with {} experts of width {} (top {})", model.MoeLayers(),
-                        model.experts, model.ExpertWidth(), model.router.top_k);
+    text += fmt::format(", {} of them with {} of width {} (top {})", model.MoeLayers(),
+                        Counted(model.experts, "expert"), model.ExpertWidth(), model.router.top_k);
   }
   return text + fmt::format("; weights {}", NameOf(model.weight_dtype));
 }
@@ -226,8 +227,8 @@ std::string MachineText(const std::string& processor, const std::set<int64_t>& t
   std::vector<std::string> texts;
   if (!processor.empty()) texts.push_back(processor);
   if (!threads.empty()) {
-    texts.push_back(
-        fmt::format("{} thread{}", fmt::join(threads, " or "), *threads.rbegin() == 1 ? "" : "s"));
+    texts.push_back(fmt::format("{} {}", fmt::join(threads, " or "),
+                                ForCount(*threads.rbegin(), "thread", "threads")));
   }
   return fmt::format("{}", fmt::join(texts, ", "));
 }
@@ -243,15 +244,18 @@ std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
   facts.emplace_back("Model", ModelText(study.base.model));
   facts.emplace_back(
       "Data",
-      fmt::format("{}: {} tokens to train on, {} to validate, {} of them each time",
+      fmt::format("{}: {} {} to train on, {} to validate, {} of them each time",
                   std::filesystem::path(study.base.data.folder).filename().string(),
-                  Grouped(context.train_tokens), Grouped(context.val_tokens), Grouped(evaluated)));
+                  Grouped(context.train_tokens), ForCount(context.train_tokens, "token", "tokens"),
+                  Grouped(context.val_tokens), Grouped(evaluated)));
   facts.emplace_back(
       "Each run",
-      fmt::format("{} tokens: {} steps of {} sequences of {} tokens",
-                  Grouped(training.steps * training.StepTokens()), Grouped(training.steps),
-                  training.gradient_accumulation_steps * training.micro_batch_size,
-                  training.sequence_length));
+      fmt::format(
+          "{} {}: {} {} of {} of {}", Grouped(training.steps * training.StepTokens()),
+          ForCount(training.steps * training.StepTokens(), "token", "tokens"),
+          Grouped(training.steps), ForCount(training.steps, "step", "steps"),
+          Counted(training.gradient_accumulation_steps * training.micro_batch_size, "sequence"),
+          Counted(training.sequence_length, "token")));
   facts.emplace_back("Schedule", ScheduleText(study.base.optimizer));
   const std::string overrides = OverridesText(study.base);
   if (!overrides.empty()) facts.emplace_back("Over every policy", overrides);
@@ -305,7 +309,7 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
   comparison.parameters = SizeOf(study.base.model).parameters;
   comparison.title = fmt::format("Comparison of {}", fmt::join(names, ", "));
   if (ablations > 0) {
-    comparison.title += fmt::format(", and {} ablation{}", ablations, ablations == 1 ? "" : "s");
+    comparison.title += fmt::format(", and {}", Counted(ablations, "ablation"));
   }
   comparison.facts = FactsOf(study, results, context);
   comparison.data = context.data;

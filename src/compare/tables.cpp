@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "compare/spikes.h"
+#include "core/counted.h"
 
 namespace terrace {
 namespace {
@@ -167,8 +168,9 @@ std::string Markdown(const Table& table) {
 std::string ProgressText(const Comparison& comparison) {
   return comparison.runs_done == comparison.runs_total
              ? ""
-             : fmt::format("\n{} of {} runs are done.\n", comparison.runs_done,
-                           comparison.runs_total);
+             : fmt::format("\n{} of {} {} done.\n", comparison.runs_done,
+                           Counted(comparison.runs_total, "run"),
+                           ForCount(comparison.runs_total, "is", "are"));
 }
 
 std::string CsvCell(const std::string& text) {

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "core/counted.h"
 #include "core/parallel.h"
 #include "optim/step_sink.h"
 #include "plan/bytes.h"
@@ -84,7 +85,7 @@ std::string RunText(const Subject& subject) {
                   training.micro_batch_size, training.sequence_length);
   if (training.activation_checkpointing) text += ", activation checkpointing";
   text += fmt::format(", clipping {}", NameOf(config.optimizer.clipping.kind));
-  if (!subject.hugging_face) text += fmt::format(", {} threads", MaxThreads());
+  if (!subject.hugging_face) text += fmt::format(", {}", Counted(MaxThreads(), "thread"));
   return text;
 }
 
@@ -157,8 +158,9 @@ std::string ReleaseText(const PlanReport& report) {
 
 std::string CostText(const PlanReport& report) {
   const StepCost& cost = report.cost;
-  std::string text = fmt::format("compute: {} per token of training, {} a step of {} tokens",
-                                 Flops(cost.flops_per_token), Flops(cost.step_flops), cost.tokens);
+  std::string text =
+      fmt::format("compute: {} per token of training, {} a step of {}", Flops(cost.flops_per_token),
+                  Flops(cost.step_flops), Counted(cost.tokens, "token"));
   if (cost.repeated_share > 0) {
     text += fmt::format(" ({:.2f}x with what is computed again)", 1 + cost.repeated_share);
   }
@@ -216,12 +218,13 @@ std::string VerdictText(const PlanReport& report) {
                                  BytesText(peak - budget));
   const Advice& advice = *report.advice;
   if (!advice.fitting.empty()) {
-    text +=
-        fmt::format("what fits, least costly first ({} combinations planned):\n", advice.planned);
+    text += fmt::format("what fits, least costly first ({} planned):\n",
+                        Counted(advice.planned, "combination"));
     for (const Suggestion& suggestion : advice.fitting) text += SuggestionText(suggestion);
     return text;
   }
-  text += fmt::format("no setting makes it fit ({} combinations planned)", advice.planned);
+  text +=
+      fmt::format("no setting makes it fit ({} planned)", Counted(advice.planned, "combination"));
   if (!advice.smallest) return text + "\n";
   return text + "; the least that was found:\n" + SuggestionText(*advice.smallest);
 }
@@ -272,10 +275,10 @@ std::string DenseText(const PlanReport& report) {
   rule += fmt::format(
       " Worth is the geometric mean of active and total parameters: a rule of thumb, no law. Dense "
       "with all of the parameters learns more from each token, for {} the compute and {}. Train "
-      "dense, too, where text is short: each token goes to {} of {} experts, so that an expert "
-      "sees "
-      "{:.0f} rows a step. Else the MoE learns more in the same time.",
-      Factor(total->flops_per_token / flops), BytesText(total->peak_bytes), top_k, experts, rows);
+      "dense, too, where text is short: each token goes to {} of {}, so that an expert sees {} "
+      "a step. Else the MoE learns more in the same time.",
+      Factor(total->flops_per_token / flops), BytesText(total->peak_bytes), top_k,
+      Counted(experts, "expert"), Counted(std::llround(rows), "row"));
   return text + Paragraph(rule);
 }
 
