@@ -11,6 +11,7 @@
 
 #include "compare/study_testing.h"
 #include "core/error.h"
+#include "support/message_of.h"
 #include "train/measure.h"
 #include "train/metrics.h"
 
@@ -50,15 +51,6 @@ std::string MetricsOf(int64_t steps) {
 RunResult Make(const std::string& metrics, RunFacts facts = {}) {
   std::istringstream lines(metrics);
   return MakeRunResult(std::move(facts), lines, "metrics.jsonl");
-}
-
-std::string MessageOf(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(ResultTest, ComesFromTheMetrics) {
