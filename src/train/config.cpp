@@ -222,6 +222,7 @@ RunConfig ReadConfig(const std::filesystem::path& path, const std::vector<std::s
         saved ? std::vector<std::string>{} : IdleKeys(file.config, file.written);
     auto [config, written] = ReadTable(table, assignments);
     config.saved = saved;
+    config.saved_earlier = saved && !marked;
     if (!saved) config.notices = written.notices;
     MakeAbsolute("data.folder", config.data.folder);
     if (config.data.tokenizer != "bytes") MakeAbsolute("data.tokenizer", config.data.tokenizer);

@@ -77,6 +77,8 @@ struct RunConfig {
   PolicyTables policy;
   // Of a run that has been started: settings in it that have no effect are no mistakes.
   bool saved = false;
+  // By a release up to 0.1.
+  bool saved_earlier = false;
   // `model` stands in for one that cannot be run, and lacks populations that that one may have.
   bool stand_in = false;
   // Of reading it: settings under old names. One line each, for whoever is at the terminal.
