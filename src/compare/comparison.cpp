@@ -209,6 +209,16 @@ std::string ScheduleText(const OptimizerConfig& optimizer) {
   return text;
 }
 
+// What memory turns on beside the policy.
+std::string GradientsText(const RunConfig& config) {
+  const TrainingConfig& training = config.training;
+  const bool narrow = config.model.weight_dtype == DType::kBF16;
+  std::string text = fmt::format(
+      "{}, sink {}", NameOf(narrow ? training.gradient_dtype : DType::kF32), NameOf(training.sink));
+  if (training.activation_checkpointing) text += ", activation checkpointing";
+  return text;
+}
+
 // What the configuration lays over every policy.
 std::string OverridesText(RunConfig config) {
   std::vector<std::string> texts;
@@ -256,6 +266,7 @@ std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
           Grouped(training.steps), ForCount(training.steps, "step", "steps"),
           Counted(training.gradient_accumulation_steps * training.micro_batch_size, "sequence"),
           Counted(training.sequence_length, "token")));
+  facts.emplace_back("Gradients", GradientsText(study.base));
   facts.emplace_back("Schedule", ScheduleText(study.base.optimizer));
   const std::string overrides = OverridesText(study.base);
   if (!overrides.empty()) facts.emplace_back("Over every policy", overrides);

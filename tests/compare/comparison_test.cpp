@@ -190,6 +190,11 @@ TEST_F(ComparisonTest, WhatTheRunsHadInCommonIsSaid) {
   results_.at("adamw-lr3-seed7").facts.threads = 2;
   EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine, 1 or 2 threads\n"));
 
+  EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Gradients:** f32, sink accumulate\n"));
+  study_.base.training.sink = SinkKind::kRelease;
+  study_.base.training.activation_checkpointing = true;
+  EXPECT_THAT(ToMarkdown(Make()),
+              HasSubstr("- **Gradients:** f32, sink release, activation checkpointing\n"));
   study_.base.optimizer.weight_decay = 0.25f;
   study_.base.optimizer.populations[static_cast<size_t>(Population::kExpert)] = {
       {"lr_multiplier", 2.0}};
