@@ -486,7 +486,7 @@ TEST_F(ConfigTest, SchedulesAndWarmUpAreSettings) {
     }
   }
   // What others call it.
-  for (const char* theirs : {"warmup_ratio", "warmup_steps"}) {
+  for (const char* theirs : {"warmup_ratio", "warmup_steps", "warmup"}) {
     EXPECT_THAT(MessageOf(kGood, {fmt::format("optimizer.{}=0.1", theirs)}),
                 HasSubstr("optimizer.warmup_fraction"))
         << theirs;
