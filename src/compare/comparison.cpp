@@ -199,6 +199,9 @@ std::string ModelText(const ModelConfig& model) {
 std::string ScheduleText(const OptimizerConfig& optimizer) {
   std::string text =
       fmt::format("{}, {} % warm-up", NameOf(optimizer.schedule), 100 * optimizer.warmup_fraction);
+  if (optimizer.schedule == ScheduleKind::kWsd) {
+    text += fmt::format(", {} % decay", 100 * optimizer.decay_fraction);
+  }
   if (optimizer.schedule != ScheduleKind::kConstant) {
     text += fmt::format(", to {} of the peak", optimizer.min_ratio);
   }

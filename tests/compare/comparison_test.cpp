@@ -191,6 +191,10 @@ TEST_F(ComparisonTest, WhatTheRunsHadInCommonIsSaid) {
   EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine, 1 or 2 threads\n"));
 
   EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Gradients:** f32, sink accumulate\n"));
+  EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Schedule:** cosine, 3 % warm-up, to 0 of "));
+  study_.base.optimizer.schedule = ScheduleKind::kWsd;
+  EXPECT_THAT(ToMarkdown(Make()),
+              HasSubstr("- **Schedule:** wsd, 3 % warm-up, 20 % decay, to 0 of the peak;"));
   study_.base.training.sink = SinkKind::kRelease;
   study_.base.training.activation_checkpointing = true;
   EXPECT_THAT(ToMarkdown(Make()),
