@@ -1,6 +1,7 @@
 // terrace train, eval and generate as a user runs them.
 
 #include <pty.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -537,6 +538,26 @@ TEST_F(TrainCommandTest, ASignalDuringTheStartStopsBeforeTheFirstStep) {
     EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
     EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "run"));
   }
+}
+
+// From the first moment: where nothing but the configuration has been opened, and nobody takes
+// signals yet. An interrupt still ends the process there.
+TEST_F(TrainCommandTest, AnnouncementsAreHeldFromTheFirstMomentOn) {
+  const fs::path pipe = folder_ / "pipe.toml";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const int signal : {SIGUSR1, SIGHUP, SIGINT}) {
+    Program program(Arguments({"train", "--settings", "pipe.toml"}), Options());
+    std::ofstream config(pipe);  // waits for the reader
+    program.Send(signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::signal(SIGPIPE, SIG_IGN);
+    config << ReadFile(Config());
+    config.close();
+    const ProgramResult result = program.Wait();
+    EXPECT_EQ(result.signal, signal == SIGINT ? SIGINT : 0);
+    EXPECT_EQ(result.exit_code, signal == SIGINT ? -1 : 0) << result.errors;
+  }
+  std::signal(SIGPIPE, SIG_DFL);
 }
 
 TEST_F(TrainCommandTest, AClosedTerminalSavesTheRun) {
