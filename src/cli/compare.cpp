@@ -21,6 +21,7 @@
 #include "compare/runner.h"
 #include "compare/study.h"
 #include "compare/tables.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "train/measure.h"
@@ -102,15 +103,16 @@ void PrintStart(const Study& study, const StudyStart& start) {
                           static_cast<double>(policy.memory.state.total) / kMiB,
                           static_cast<double>(policy.memory.peak_bytes) / kMiB));
   }
-  WriteNote(fmt::format("{} runs of {} tokens each, {} of them done:",
-                        std::ssize(start.runs) + start.undecided, start.tokens, start.done.size()));
+  WriteNote(fmt::format(
+      "{} of {} each, {} of them done:", Counted(std::ssize(start.runs) + start.undecided, "run"),
+      Counted(start.tokens, "token"), start.done.size()));
   for (const RunSpec& run : start.runs) {
     const bool done = std::find(start.done.begin(), start.done.end(), run) != start.done.end();
     WriteNote(fmt::format("  {}  {}", done ? "done " : "to do", NameOf(run)));
   }
   if (start.undecided > 0) {
-    WriteNote(fmt::format("  to do  {} more at the best learning rates ({} seeds)", start.undecided,
-                          study.seeds));
+    WriteNote(fmt::format("  to do  {} more at the best learning rates ({})", start.undecided,
+                          Counted(study.seeds, "seed")));
   }
   if (!start.others.empty()) {
     WriteNote(

@@ -12,6 +12,7 @@
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/whole_number.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "data/dataset.h"
 #include "data/prepare.h"
@@ -27,9 +28,8 @@ struct PrepareFlags {
 
 std::string LineOf(Split split, const SplitSummary& summary, int64_t all_bytes) {
   return fmt::format(
-      "{:<5}  {} tokens from {} bytes ({:.1f} %), unigram entropy {:.4f} nats (perplexity "
-      "{:.1f})\n",
-      NameOf(split), summary.tokens, summary.bytes,
+      "{:<5}  {} from {} ({:.1f} %), unigram entropy {:.4f} nats (perplexity {:.1f})\n",
+      NameOf(split), Counted(summary.tokens, "token"), Counted(summary.bytes, "byte"),
       100 * static_cast<double>(summary.bytes) / static_cast<double>(all_bytes),
       summary.entropy_nats, std::exp(summary.entropy_nats));
 }
@@ -50,8 +50,9 @@ std::string Deviations(const PrepareOptions& options, const CorpusSummary& summa
   if (std::abs(share - asked) > std::min(asked, 1 - asked) / 4) {
     text += fmt::format(
         "val has {:.1f} % of the text, not the {:.1f} % asked for: pieces go to it by chance, and "
-        "there are {} of them; smaller ones (--piece-bytes) come closer\n",
-        100 * share, 100 * asked, summary.train.pieces + summary.val.pieces);
+        "there {} {} of them; smaller ones (--piece-bytes) come closer\n",
+        100 * share, 100 * asked, ForCount(summary.train.pieces + summary.val.pieces, "is", "are"),
+        summary.train.pieces + summary.val.pieces);
   }
   return text;
 }
@@ -63,12 +64,12 @@ void Prepare(const PrepareFlags& flags) {
     summary = PrepareCorpus(flags.options, LoadTokenizer(flags.tokenizer), progress);
   });
   const int64_t all_bytes = summary.train.bytes + summary.val.bytes;
-  WriteOutput(
-      "-",
-      fmt::format("{}: {} documents of {} files, vocabulary {}\n", flags.options.output.string(),
-                  summary.documents, summary.files, summary.vocab_size) +
-          LineOf(Split::kTrain, summary.train, all_bytes) +
-          LineOf(Split::kVal, summary.val, all_bytes) + Deviations(flags.options, summary));
+  WriteOutput("-", fmt::format("{}: {} of {}, vocabulary {}\n", flags.options.output.string(),
+                               Counted(summary.documents, "document"),
+                               Counted(summary.files, "file"), summary.vocab_size) +
+                       LineOf(Split::kTrain, summary.train, all_bytes) +
+                       LineOf(Split::kVal, summary.val, all_bytes) +
+                       Deviations(flags.options, summary));
 }
 
 // Verifies a file and describes it.
@@ -83,7 +84,7 @@ std::string CheckFile(const TokenFile& file) {
     largest = std::max(largest, *std::ranges::max_element(block));
   }
   return fmt::format(
-      "{}: {} tokens, largest id {}{}\n", file.path().string(), file.size(), largest,
+      "{}: {}, largest id {}{}\n", file.path().string(), Counted(file.size(), "token"), largest,
       file.vocab_size() > 0 ? fmt::format(", vocabulary {}", file.vocab_size()) : "");
 }
 

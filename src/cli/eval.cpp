@@ -8,6 +8,7 @@
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/whole_number.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
@@ -55,10 +56,10 @@ void RunEval(const EvalFlags& flags) {
               [](std::string_view text) { WriteNote(std::string(text)); });
     evaluation = Evaluate(model, dataset, shape);
   });
-  WriteOutput("-", fmt::format("{}: {} tokens of {}\n"
+  WriteOutput("-", fmt::format("{}: {} of {}\n"
                                "loss             {:.4f} nats, perplexity {:.2f}\n"
                                "unigram entropy  {:.4f} nats, perplexity {:.2f}\n",
-                               stored.checkpoint.string(), evaluation.tokens,
+                               stored.checkpoint.string(), Counted(evaluation.tokens, "token"),
                                dataset.path().string(), evaluation.loss, evaluation.perplexity,
                                evaluation.unigram_entropy, std::exp(evaluation.unigram_entropy)));
 }

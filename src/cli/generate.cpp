@@ -9,6 +9,7 @@
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/whole_number.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "train/checkpoint.h"
 #include "train/planned_model.h"
@@ -52,8 +53,8 @@ void RunGenerate(const GenerateFlags& flags) {
   WriteOutput("-", "\n");
   const int64_t positions = stored.config.model.max_positions;
   if (added < sampling.max_tokens && std::ssize(prompt) + added == positions) {
-    WriteNote(fmt::format("stopped after {} tokens: model.max_positions = {} are filled", added,
-                          positions));
+    WriteNote(fmt::format("stopped after {}: model.max_positions = {} is reached",
+                          Counted(added, "token"), positions));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "cli/commands.h"
 #include "cli/failure.h"
+#include "cli/stop_signals.h"
 #include "core/nearest_name.h"
 
 namespace {
@@ -36,6 +38,17 @@ void TakeFlagsWithoutValues(CLI::App& app) {
   }
   for (CLI::App* command : app.get_subcommands({})) TakeFlagsWithoutValues(*command);
 }
+
+// Says of every option that has to be given that it has: CLI11 does so only where it is left to
+// name the values.
+class Help : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string text = CLI::Formatter::make_option_opts(option);
+    const bool marked = option->get_option_text().empty();
+    return option->get_required() && !marked ? text + " REQUIRED" : text;
+  }
+};
 
 // Options of earlier releases, accepted for one more.
 struct RenamedOption {
@@ -69,10 +82,13 @@ void OpenStandardStreams() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "train" || command == "compare") terrace::HoldStopSignals();
   OpenStandardStreams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow fails like a full disk
   CLI::App app("Trains Mixture-of-Experts language models in little memory.", "terrace");
   app.set_version_flag("--version", "terrace " TERRACE_VERSION);
+  app.formatter(std::make_shared<Help>());  // commands take it over
   app.require_subcommand(1);
   app.footer(
       "The environment's TERRACE_MAX_ISA=avx2, avx512 or avx512_bf16 caps the instruction set.");

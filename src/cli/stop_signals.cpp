@@ -6,16 +6,17 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <initializer_list>
 #include <optional>
 
 namespace terrace {
 namespace {
 
 // Without signals that the process was told to ignore, as background jobs of scripts are.
-sigset_t StopSet() {
+sigset_t NotIgnored(std::initializer_list<int> signals) {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+  for (const int signal : signals) {
     struct sigaction action = {};
     sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_IGN) sigaddset(&set, signal);
@@ -23,7 +24,14 @@ sigset_t StopSet() {
   return set;
 }
 
+sigset_t StopSet() { return NotIgnored({SIGINT, SIGTERM, SIGHUP, SIGUSR1}); }
+
 }  // namespace
+
+void HoldStopSignals() {
+  const sigset_t set = NotIgnored({SIGHUP, SIGUSR1});
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
 
 StopSignals::StopSignals(std::string_view notice) {
   const sigset_t set = StopSet();
@@ -50,6 +58,10 @@ StopSignals::~StopSignals() {
   thread_.request_stop();
   thread_.join();
   const sigset_t set = StopSet();
+  // What the thread has not taken any more would end the process when it is let in.
+  constexpr timespec kNow{};
+  while (sigtimedwait(&set, nullptr, &kNow) > 0) {
+  }
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 

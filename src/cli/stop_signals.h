@@ -7,6 +7,10 @@
 
 namespace terrace {
 
+// For the start of the process: from here on SIGHUP and SIGUSR1 wait for a StopSignals, where they
+// would end the process: what announces a limit should not do what it warns of.
+void HoldStopSignals();
+
 // While it lives, SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (batch systems
 // announce a time limit with it) are taken by a thread of its own instead of by handlers: oneDNN's
 // generated code uses the stack pointer as an ordinary register, and the kernel would write a

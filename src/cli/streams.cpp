@@ -37,7 +37,7 @@ void WriteSummary(std::string_view text) {
 }
 
 void RequireNewOutput(const std::string& name) {
-  if (name != "-" && !IsStream(name)) RequireAbsent(name);
+  if (name != "-" && !IsStream(name)) RequireCreatable(name);
 }
 
 void WriteNote(const std::string& text) { std::fputs((text + "\n").c_str(), stderr); }

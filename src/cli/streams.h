@@ -20,7 +20,8 @@ void WriteOutput(const std::string& name, std::string_view bytes);
 // it (a closed pipe, a terminal that is gone) is no error. Throws Error for others.
 void WriteSummary(std::string_view text);
 
-// Throws Error where WriteOutput would because of an existing file: for a check before long work.
+// Throws Error where WriteOutput would because of an existing file, or of a folder that is missing
+// or that nothing can be written to: for a check before anything else is done.
 void RequireNewOutput(const std::string& name);
 
 // A line on standard error.

@@ -47,11 +47,19 @@ void Train(const TrainFlags& flags) {
 }
 
 void Encode(const CodeFlags& flags) {
+  RequireNewOutput(flags.output);
   const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
   const std::string input = ReadInput(flags.input);
   const auto special = flags.special ? SpecialTokens::kAsTokens : SpecialTokens::kAsText;
   fmt::memory_buffer text;
-  for (const int32_t id : tokenizer.Encode(input, special)) {
+  const std::vector<int32_t> ids = [&] {
+    try {
+      return tokenizer.Encode(input, special);
+    } catch (const Error& error) {
+      Fail("{}: {}", flags.input == "-" ? "standard input" : flags.input, error.what());
+    }
+  }();
+  for (const int32_t id : ids) {
     fmt::format_to(std::back_inserter(text), "{}{}", text.size() == 0 ? "" : " ", id);
   }
   text.push_back('\n');
@@ -76,6 +84,7 @@ std::vector<int32_t> ParseIds(std::string_view text) {
 }
 
 void Decode(const CodeFlags& flags) {
+  RequireNewOutput(flags.output);
   const Tokenizer tokenizer = LoadTokenizer(flags.tokenizer);
   const std::string input = ReadInput(flags.input);
   WriteOutput(flags.output, tokenizer.Decode(ParseIds(input)));

@@ -11,6 +11,7 @@
 #include "cli/streams.h"
 #include "cli/threads.h"
 #include "cli/train_progress.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
@@ -43,7 +44,7 @@ void RunTrain(TrainFlags flags) {
     flags.config = RunFolder{flags.output}.config();
   }
   if (flags.output.empty()) flags.output = std::filesystem::path("runs") / flags.config.stem();
-  const RunConfig config = own ? LoadSavedConfig(flags.config, flags.assignments)
+  const RunConfig config = own ? LoadRunConfig(RunFolder{flags.output}, flags.assignments)
                                : LoadConfig(flags.config, flags.assignments);
   WriteNotices(config);
   UseThreads(config.training.threads);
@@ -63,9 +64,10 @@ void RunTrain(TrainFlags flags) {
          .stop = [&] { return stop.requested(); }});
   }
   const int64_t steps = config.training.steps;
-  const char* relation = result.step <= steps ? "of" : "steps, more than";
-  std::string text =
-      fmt::format("{}: {} {} {} steps", flags.output.string(), result.step, relation, steps);
+  std::string text = fmt::format("{}: ", flags.output.string());
+  text += result.step <= steps
+              ? fmt::format("{} of {}", result.step, Counted(steps, "step"))
+              : fmt::format("{}, more than {}", Counted(result.step, "step"), steps);
   if (result.interrupted) text += ", interrupted and saved (--resume continues)";
   if (result.evaluation) {
     const Evaluation& evaluation = *result.evaluation;

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/counted.h"
+
 namespace terrace {
 namespace {
 
@@ -64,8 +66,9 @@ void TrainProgress::Describe(const RunSummary& summary) {
                   mebibytes(Memory::kActivations), mebibytes(Memory::kScratch)));
   Note(fmt::format("optimizer: policy {}, learning rate up to {:.4g}", summary.policy,
                    summary.learning_rate));
-  Note(fmt::format("data: {} tokens to train on, {} to validate; matrix products: {:.0f} GFLOP/s",
-                   summary.train_tokens, summary.val_tokens, summary.peak_flops / 1e9));
+  Note(fmt::format("data: {} to train on, {} to validate; matrix products: {:.0f} GFLOP/s",
+                   Counted(summary.train_tokens, "token"), summary.val_tokens,
+                   summary.peak_flops / 1e9));
 }
 
 // With a bar before it where the terminal has room; never wider, or it could not be rewritten.

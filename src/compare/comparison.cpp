@@ -8,6 +8,8 @@
 #include <functional>
 #include <set>
 
+#include "compare/front.h"
+#include "core/counted.h"
 #include "core/settings.h"
 #include "model/config.h"
 #include "optim/schedule.h"
@@ -92,6 +94,27 @@ std::vector<ExpertLoads> SumOfLoads(const Results& runs) {
   return loads;
 }
 
+std::optional<int64_t> SpikesOf(const Results& runs) {
+  std::optional<int64_t> spikes;
+  for (const RunResult* run : runs) {
+    if (!run->spikes) return {};
+    spikes = spikes.value_or(0) + *run->spikes;
+  }
+  return spikes;
+}
+
+void MarkFront(std::vector<PolicyRow>& rows) {
+  std::vector<PolicyRow*> candidates;
+  std::vector<FrontPoint> points;
+  for (PolicyRow& row : rows) {
+    if (row.seeds == 0 || row.diverged > 0) continue;
+    candidates.push_back(&row);
+    points.push_back({row.memory.peak_bytes, row.loss.mean});
+  }
+  const std::vector<bool> on_front = OnFront(points);
+  for (size_t i = 0; i < candidates.size(); ++i) candidates[i]->on_front = on_front[i];
+}
+
 PolicyRow RowOf(const Study& study, const StudyPolicy& policy, const RunResults& results) {
   PolicyRow row;
   row.policy = policy.name;
@@ -100,14 +123,18 @@ PolicyRow RowOf(const Study& study, const StudyPolicy& policy, const RunResults&
   row.chosen = ChooseRate(study, policy.ablation() ? study.Named(policy.base) : policy, results);
   row.learning_rate = row.chosen.rate;
   if (!row.learning_rate) {
+    Results all;
     for (const double rate : policy.rates) {
       for (const RunResult* run : FinishedRuns(study, results, policy.name, rate)) {
         row.diverged += run->diverged() ? 1 : 0;
+        all.push_back(run);
       }
     }
+    row.spikes = SpikesOf(all);
     return row;
   }
   Results runs = FinishedRuns(study, results, policy.name, *row.learning_rate);
+  row.spikes = SpikesOf(runs);
   row.diverged = std::erase_if(runs, [](const RunResult* run) { return run->diverged(); });
   row.seeds = std::ssize(runs);
   if (runs.empty()) return row;
@@ -120,6 +147,8 @@ PolicyRow RowOf(const Study& study, const StudyPolicy& policy, const RunResults&
       Over(runs, [](const RunResult& run) { return MeanAtEnd(run, &CurvePoint::imbalance); });
   row.toml = runs.front()->facts.policy_toml;
   row.memory = runs.front()->facts.memory;
+  row.bytes_per_parameter = static_cast<double>(row.memory.peak_bytes) /
+                            static_cast<double>(SizeOf(study.base.model).parameters);
   row.validation = MeanValidation(runs);
   row.curve = MeanCurve(runs);
   row.loads = SumOfLoads(runs);
@@ -131,13 +160,15 @@ void AddSweep(const Study& study, const StudyPolicy& policy, const RunResults& r
   if (policy.rates.size() < 2) return;
   const ChosenRate chosen = ChooseRate(study, policy, results);
   for (const double rate : policy.rates) {
-    SweepRow row{.policy = policy.name, .learning_rate = rate, .loss = {}, .diverged = {}};
+    SweepRow row{
+        .policy = policy.name, .learning_rate = rate, .loss = {}, .spikes = {}, .diverged = {}};
     const auto found = results.find(NameOf(RunSpec{policy.name, rate, study.first_seed()}));
     if (found != results.end()) {
       row.finished = true;
       row.diverged = found->second.facts.diverged;
       if (!row.diverged) row.loss = found->second.final_loss();
       row.first_loss = found->second.first_loss;
+      row.spikes = found->second.spikes;
     }
     row.chosen = chosen.complete && chosen.rate == rate;
     row.at_edge = row.chosen && chosen.at_edge;
@@ -154,13 +185,13 @@ std::string Grouped(int64_t number) {
 
 std::string ModelText(const ModelConfig& model) {
   const ModelSize size = SizeOf(model);
-  std::string text =
-      fmt::format("{:.2f} M parameters, {:.2f} M active per token; {} layers of width {}",
-                  static_cast<double>(size.parameters) / 1e6,
-                  static_cast<double>(size.active_parameters) / 1e6, model.layers, model.width);
+  std::string text = fmt::format("{:.2f} M parameters, {:.2f} M active per token; {} of width {}",
+                                 static_cast<double>(size.parameters) / 1e6,
+                                 static_cast<double>(size.active_parameters) / 1e6,
+                                 Counted(model.layers, "layer"), model.width);
   if (model.MoeLayers() > 0) {
-    text += fmt::format(", {} of them with {} experts of width {} (top {})", model.MoeLayers(),
-                        model.experts, model.ExpertWidth(), model.router.top_k);
+    text += fmt::format(", {} of them with {} of width {} (top {})", model.MoeLayers(),
+                        Counted(model.experts, "expert"), model.ExpertWidth(), model.router.top_k);
   }
   return text + fmt::format("; weights {}", NameOf(model.weight_dtype));
 }
@@ -168,6 +199,9 @@ std::string ModelText(const ModelConfig& model) {
 std::string ScheduleText(const OptimizerConfig& optimizer) {
   std::string text =
       fmt::format("{}, {} % warm-up", NameOf(optimizer.schedule), 100 * optimizer.warmup_fraction);
+  if (optimizer.schedule == ScheduleKind::kWsd) {
+    text += fmt::format(", {} % decay", 100 * optimizer.decay_fraction);
+  }
   if (optimizer.schedule != ScheduleKind::kConstant) {
     text += fmt::format(", to {} of the peak", optimizer.min_ratio);
   }
@@ -175,6 +209,16 @@ std::string ScheduleText(const OptimizerConfig& optimizer) {
   if (optimizer.clipping.kind != ClippingKind::kNone) {
     text += fmt::format(" {}", optimizer.clipping.max_norm);
   }
+  return text;
+}
+
+// What memory turns on beside the policy.
+std::string GradientsText(const RunConfig& config) {
+  const TrainingConfig& training = config.training;
+  const bool narrow = config.model.weight_dtype == DType::kBF16;
+  std::string text = fmt::format(
+      "{}, sink {}", NameOf(narrow ? training.gradient_dtype : DType::kF32), NameOf(training.sink));
+  if (training.activation_checkpointing) text += ", activation checkpointing";
   return text;
 }
 
@@ -196,8 +240,8 @@ std::string MachineText(const std::string& processor, const std::set<int64_t>& t
   std::vector<std::string> texts;
   if (!processor.empty()) texts.push_back(processor);
   if (!threads.empty()) {
-    texts.push_back(
-        fmt::format("{} thread{}", fmt::join(threads, " or "), *threads.rbegin() == 1 ? "" : "s"));
+    texts.push_back(fmt::format("{} {}", fmt::join(threads, " or "),
+                                ForCount(*threads.rbegin(), "thread", "threads")));
   }
   return fmt::format("{}", fmt::join(texts, ", "));
 }
@@ -213,15 +257,19 @@ std::vector<std::pair<std::string, std::string>> FactsOf(const Study& study,
   facts.emplace_back("Model", ModelText(study.base.model));
   facts.emplace_back(
       "Data",
-      fmt::format("{}: {} tokens to train on, {} to validate, {} of them each time",
+      fmt::format("{}: {} {} to train on, {} to validate, {} of them each time",
                   std::filesystem::path(study.base.data.folder).filename().string(),
-                  Grouped(context.train_tokens), Grouped(context.val_tokens), Grouped(evaluated)));
+                  Grouped(context.train_tokens), ForCount(context.train_tokens, "token", "tokens"),
+                  Grouped(context.val_tokens), Grouped(evaluated)));
   facts.emplace_back(
       "Each run",
-      fmt::format("{} tokens: {} steps of {} sequences of {} tokens",
-                  Grouped(training.steps * training.StepTokens()), Grouped(training.steps),
-                  training.gradient_accumulation_steps * training.micro_batch_size,
-                  training.sequence_length));
+      fmt::format(
+          "{} {}: {} {} of {} of {}", Grouped(training.steps * training.StepTokens()),
+          ForCount(training.steps * training.StepTokens(), "token", "tokens"),
+          Grouped(training.steps), ForCount(training.steps, "step", "steps"),
+          Counted(training.gradient_accumulation_steps * training.micro_batch_size, "sequence"),
+          Counted(training.sequence_length, "token")));
+  facts.emplace_back("Gradients", GradientsText(study.base));
   facts.emplace_back("Schedule", ScheduleText(study.base.optimizer));
   const std::string overrides = OverridesText(study.base);
   if (!overrides.empty()) facts.emplace_back("Over every policy", overrides);
@@ -271,9 +319,11 @@ Comparison Compare(const Study& study, const RunResults& results, const StudyCon
     comparison.policies.push_back(RowOf(study, policy, results));
     AddSweep(study, policy, results, comparison.sweep);
   }
+  MarkFront(comparison.policies);
+  comparison.parameters = SizeOf(study.base.model).parameters;
   comparison.title = fmt::format("Comparison of {}", fmt::join(names, ", "));
   if (ablations > 0) {
-    comparison.title += fmt::format(", and {} ablation{}", ablations, ablations == 1 ? "" : "s");
+    comparison.title += fmt::format(", and {}", Counted(ablations, "ablation"));
   }
   comparison.facts = FactsOf(study, results, context);
   comparison.data = context.data;

@@ -36,6 +36,8 @@ struct PolicyRow {
   ChosenRate chosen;                    // for an ablation: that of its base
   int64_t seeds = 0;                    // finished without diverging
   int64_t diverged = 0;                 // runs at this learning rate; without one, of the sweep
+  // Of all these runs together; empty where one of them does not say.
+  std::optional<int64_t> spikes;
   // From here on only with seeds > 0.
   std::string toml;       // the policy, resolved
   MeanSpread loss;        // final validation, in nats
@@ -44,6 +46,11 @@ struct PolicyRow {
   MeanSpread aux_loss;   // over the last tenth of the steps, with its coefficient
   MeanSpread imbalance;  // likewise; busiest expert over even
   RunMemory memory;
+  double bytes_per_parameter = 0;  // all memory at the peak, over the model's parameters
+  // No other policy takes as little memory and ends with as low a mean loss, and is better in one.
+  // Policies of which a run at the chosen rate has diverged are no choice: they are not on the
+  // front, and keep nobody off it.
+  bool on_front = false;
   std::vector<MeanValidationPoint> validation;
   std::vector<CurvePoint> curve;   // means over seeds
   std::vector<ExpertLoads> loads;  // sums over seeds
@@ -56,6 +63,7 @@ struct SweepRow {
   bool at_edge = false;        // chosen, and no rate beyond it was run
   std::optional<double> loss;  // final validation on the first seed; empty: diverged or not run
   double first_loss = 0;       // of that run's first step
+  std::optional<int64_t> spikes;
   std::optional<Divergence> diverged;
   bool finished = false;
 
@@ -67,6 +75,7 @@ struct Comparison {
   // What was compared, as name and text: model, data, tokens, seeds, command line.
   std::vector<std::pair<std::string, std::string>> facts;
   std::string data;  // its fingerprint
+  int64_t parameters = 0;
   int64_t runs_done = 0;
   int64_t runs_total = 0;
   double unigram_entropy = 0;  // of the validation targets; 0 before the first result

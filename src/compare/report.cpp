@@ -4,6 +4,7 @@
 
 #include "compare/json_parts.h"
 #include "compare/page.h"
+#include "compare/spikes.h"
 #include "core/error.h"
 
 namespace terrace {
@@ -11,7 +12,10 @@ namespace {
 
 using Json = OrderedJson;
 
-Json JsonOf(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
+template <typename T>
+Json JsonOf(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
 
 Json JsonOf(const MeanSpread& value) {
   return {{"mean", value.mean}, {"std", JsonOf(value.stddev)}};
@@ -38,7 +42,9 @@ Json PolicyJson(const PolicyRow& row) {
                {"sweep_complete", row.chosen.complete},
                {"at_edge", row.chosen.at_edge},
                {"seeds", row.seeds},
-               {"diverged", row.diverged}};
+               {"diverged", row.diverged},
+               {"spikes", JsonOf(row.spikes)},
+               {"on_front", row.on_front}};
   if (row.seeds == 0) return json;
   json["toml"] = row.toml;
   json["loss"] = JsonOf(row.loss);
@@ -47,6 +53,7 @@ Json PolicyJson(const PolicyRow& row) {
   json["aux_loss"] = JsonOf(row.aux_loss);
   json["imbalance"] = JsonOf(row.imbalance);
   json["memory"] = MemoryJson(row.memory);
+  json["bytes_per_parameter"] = row.bytes_per_parameter;
   json["validation"] = Json::array();
   for (const MeanValidationPoint& point : row.validation) {
     json["validation"].push_back({{"step", point.step},
@@ -64,6 +71,8 @@ Json ComparisonJson(const Comparison& comparison) {
   Json json = {{"title", comparison.title},
                {"facts", Json::array()},
                {"data", comparison.data},
+               {"parameters", comparison.parameters},
+               {"spike_definition", SpikeDefinition()},
                {"runs_done", comparison.runs_done},
                {"runs_total", comparison.runs_total},
                {"unigram_entropy", comparison.unigram_entropy},
@@ -81,6 +90,7 @@ Json ComparisonJson(const Comparison& comparison) {
                              {"chosen", row.chosen},
                              {"at_edge", row.at_edge},
                              {"loss", JsonOf(row.loss)},
+                             {"spikes", JsonOf(row.spikes)},
                              {"worse_than_untrained", row.worse_than_untrained()},
                              {"diverged", DivergedJson(row.diverged)}});
   }
@@ -95,6 +105,7 @@ Json ComparisonJson(const Comparison& comparison) {
          {"seconds", run.seconds},
          {"tokens_per_second", run.tokens_per_second},
          {"first_loss", run.first_loss},
+         {"spikes", JsonOf(run.spikes)},
          {"loss", run.diverged() ? Json() : Json(run.final_loss())},
          {"perplexity", run.diverged() ? Json() : Json(std::exp(run.final_loss()))},
          {"diverged", DivergedJson(run.facts.diverged)}});

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "compare/json_parts.h"
+#include "compare/spikes.h"
 #include "core/error.h"
 #include "core/lines.h"
 
@@ -131,7 +132,9 @@ class MetricsReader {
     result_.tokens = WholeAt(line, "tokens");
     result_.seconds += NumberAt(line, "seconds");
     speeds_.push_back(NumberAt(line, "tokens_per_second"));
-    if (step == 1) result_.first_loss = NumberAt(line, "loss");
+    const double loss = NumberAt(line, "loss");
+    if (step == 1) result_.first_loss = loss;
+    spikes_.Add(loss);
     if (line.contains("evaluation")) {
       const Json& evaluation = At(line, "evaluation");
       result_.unigram_entropy = NumberAt(evaluation, "unigram_entropy");
@@ -142,7 +145,10 @@ class MetricsReader {
     if (before >= count_ - (count_ + 9) / 10) AddLoads(line, result_.loads);
   }
 
-  void Finish() { result_.tokens_per_second = Median(std::move(speeds_)); }
+  void Finish() {
+    result_.tokens_per_second = Median(std::move(speeds_));
+    result_.spikes = spikes_.spikes();
+  }
 
  private:
   // Its points are means over `bucket_` steps, or what is left of them.
@@ -168,6 +174,7 @@ class MetricsReader {
   int64_t bucket_;
   RunResult& result_;
   std::vector<double> speeds_;
+  SpikeCounter spikes_;
 };
 
 void AddMetrics(std::istream& metrics, std::string_view path, RunResult& result) {
@@ -226,6 +233,7 @@ RunResult ResultOf(const Json& json) {
   result.seconds = NumberAt(json, "seconds");
   result.tokens_per_second = NumberAt(json, "tokens_per_second");
   result.first_loss = NumberAt(json, "first_loss");
+  if (json.contains("spikes")) result.spikes = WholeAt(json, "spikes");
   result.unigram_entropy = NumberAt(json, "unigram_entropy");
   for (const Json& point : ListAt(json, "validation")) {
     result.validation.push_back({WholeAt(point, "step"), WholeAt(point, "tokens"),
@@ -272,6 +280,7 @@ std::string ToJson(const RunResult& result) {
   json["seconds"] = result.seconds;
   json["tokens_per_second"] = result.tokens_per_second;
   json["first_loss"] = result.first_loss;
+  if (result.spikes) json["spikes"] = *result.spikes;
   json["unigram_entropy"] = result.unigram_entropy;
   json["memory"] = MemoryJson(facts.memory);
   json["policy_toml"] = facts.policy_toml;

@@ -71,8 +71,11 @@ struct RunResult {
   int64_t steps = 0;
   int64_t tokens = 0;
   double seconds = 0;
-  double tokens_per_second = 0;             // median over steps
-  double first_loss = 0;                    // of the first step, before any update
+  double tokens_per_second = 0;  // median over steps
+  double first_loss = 0;         // of the first step, before any update
+  // Of the training loss (compare/spikes.h), until it diverged where it did. Empty in results of
+  // earlier versions.
+  std::optional<int64_t> spikes;
   double unigram_entropy = 0;               // of the validation targets, in nats
   std::vector<ValidationPoint> validation;  // the last one is the final one
   std::vector<CurvePoint> curve;            // at most kCurvePoints

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compare/spikes.h"
+#include "core/counted.h"
+
 namespace terrace {
 namespace {
 
@@ -47,12 +50,17 @@ std::string RateCell(const PolicyRow& row) {
   return text;
 }
 
+// Results of earlier versions do not have every count.
+std::string CountCell(const std::optional<int64_t>& count) {
+  return count ? fmt::format("{}", *count) : "";
+}
+
 Table PolicyTable(const Comparison& comparison) {
-  Table table{
-      .header = {"policy", "learning rate", "seeds", "validation loss", "perplexity", "state MiB",
-                 "peak MiB", "tokens/s", "aux loss", "busiest expert", "diverged"},
-      .rows = {},
-      .text_columns = 2};
+  Table table{.header = {"policy", "learning rate", "seeds", "validation loss", "perplexity",
+                         "state MiB", "peak MiB", "bytes/parameter", "front", "tokens/s",
+                         "aux loss", "busiest expert", "spikes", "diverged"},
+              .rows = {},
+              .text_columns = 2};
   for (const PolicyRow& row : comparison.policies) {
     std::vector<std::string> cells = {row.policy, RateCell(row), fmt::format("{}", row.seeds)};
     if (row.seeds > 0) {
@@ -60,11 +68,14 @@ Table PolicyTable(const Comparison& comparison) {
       cells.push_back(Cell(row.perplexity, 2));
       cells.push_back(MiB(row.memory.state.total));
       cells.push_back(MiB(row.memory.peak_bytes));
+      cells.push_back(Fixed(row.bytes_per_parameter, 2));
+      cells.push_back(row.on_front ? "yes" : "");
       cells.push_back(Cell(row.tokens_per_second, 0));
       cells.push_back(row.loads.empty() ? "" : Cell(row.aux_loss, 4));
       cells.push_back(row.loads.empty() ? "" : Cell(row.imbalance, 2) + "x");
     }
-    cells.resize(table.header.size() - 1);
+    cells.resize(table.header.size() - 2);
+    cells.push_back(CountCell(row.spikes));
     cells.push_back(fmt::format("{}", row.diverged));
     table.rows.push_back(std::move(cells));
   }
@@ -85,12 +96,13 @@ std::string VerdictOf(const SweepRow& row) {
 }
 
 Table SweepTable(const Comparison& comparison) {
-  Table table{.header = {"policy", "learning rate", "validation loss", "perplexity", "verdict"},
-              .rows = {}};
+  Table table{
+      .header = {"policy", "learning rate", "validation loss", "perplexity", "spikes", "verdict"},
+      .rows = {}};
   for (const SweepRow& row : comparison.sweep) {
-    table.rows.push_back({row.policy, fmt::format("{}", row.learning_rate),
-                          row.loss ? Fixed(*row.loss, 4) : "",
-                          row.loss ? Fixed(std::exp(*row.loss), 2) : "", VerdictOf(row)});
+    table.rows.push_back(
+        {row.policy, fmt::format("{}", row.learning_rate), row.loss ? Fixed(*row.loss, 4) : "",
+         row.loss ? Fixed(std::exp(*row.loss), 2) : "", CountCell(row.spikes), VerdictOf(row)});
   }
   return table;
 }
@@ -156,8 +168,9 @@ std::string Markdown(const Table& table) {
 std::string ProgressText(const Comparison& comparison) {
   return comparison.runs_done == comparison.runs_total
              ? ""
-             : fmt::format("\n{} of {} runs are done.\n", comparison.runs_done,
-                           comparison.runs_total);
+             : fmt::format("\n{} of {} {} done.\n", comparison.runs_done,
+                           Counted(comparison.runs_total, "run"),
+                           ForCount(comparison.runs_total, "is", "are"));
 }
 
 std::string CsvCell(const std::string& text) {
@@ -199,8 +212,12 @@ std::string ToMarkdown(const Comparison& comparison) {
   text += fmt::format("{}\n{}", ProgressText(comparison), Markdown(PolicyTable(comparison)));
   text +=
       "\nMeans ± sample standard deviations over seeds. State is the optimizer's, peak all memory "
-      "that the run counts. Tokens/s is the median over steps. Aux loss (with its coefficient) and "
-      "the busiest expert's load over an even one are of the last tenth of the steps.\n";
+      "that the run counts: weights, gradients, state, activations and scratch. Bytes/parameter is "
+      "the peak over the model's parameters; on the front are the policies of which no other takes "
+      "as little memory with as low a loss, and is better in one. Tokens/s is the median over "
+      "steps. Aux loss (with its coefficient) and the busiest expert's load over an even one are "
+      "of the last tenth of the steps. Spikes are those of all runs at the rate together: ";
+  text += SpikeDefinition() + ".\n";
   if (!comparison.sweep.empty()) {
     text += "\n## Learning rates\n\nFinal validation on the first seed; the lowest is chosen.\n\n" +
             Markdown(SweepTable(comparison));
@@ -209,11 +226,31 @@ std::string ToMarkdown(const Comparison& comparison) {
 }
 
 std::string ToCsv(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> rows = {
-      {"policy", "base", "learning_rate", "rates_swept", "at_edge", "seeds", "diverged",
-       "validation_loss_mean", "validation_loss_std", "perplexity_mean", "perplexity_std",
-       "state_bytes", "peak_bytes", "tokens_per_second_mean", "tokens_per_second_std",
-       "aux_loss_mean", "aux_loss_std", "busiest_expert_mean", "busiest_expert_std"}};
+  std::vector<std::vector<std::string>> rows = {{"policy",
+                                                 "base",
+                                                 "learning_rate",
+                                                 "rates_swept",
+                                                 "at_edge",
+                                                 "seeds",
+                                                 "diverged",
+                                                 "spikes",
+                                                 "validation_loss_mean",
+                                                 "validation_loss_std",
+                                                 "perplexity_mean",
+                                                 "perplexity_std",
+                                                 "state_bytes",
+                                                 "peak_bytes",
+                                                 "tokens_per_second_mean",
+                                                 "tokens_per_second_std",
+                                                 "aux_loss_mean",
+                                                 "aux_loss_std",
+                                                 "busiest_expert_mean",
+                                                 "busiest_expert_std",
+                                                 "bytes_per_parameter",
+                                                 "on_front"}};
+  for (size_t c = 0; c < kMemoryCategories; ++c) {
+    rows.front().push_back(fmt::format("{}_bytes_at_peak", NameOf(Memory(c))));
+  }
   for (const PolicyRow& row : comparison.policies) {
     std::vector<std::string> cells = {row.policy,
                                       row.base,
@@ -221,7 +258,8 @@ std::string ToCsv(const Comparison& comparison) {
                                       Number(row.rates),
                                       row.chosen.at_edge ? "true" : "false",
                                       Number(row.seeds),
-                                      Number(row.diverged)};
+                                      Number(row.diverged),
+                                      CountCell(row.spikes)};
     if (row.seeds > 0) {
       const auto add = [&](const MeanSpread& value) {
         cells.push_back(Number(value.mean));
@@ -234,6 +272,9 @@ std::string ToCsv(const Comparison& comparison) {
       add(row.tokens_per_second);
       add(row.aux_loss);
       add(row.imbalance);
+      cells.push_back(Number(row.bytes_per_parameter));
+      cells.push_back(row.on_front ? "true" : "false");
+      for (const int64_t bytes : row.memory.at_peak_bytes) cells.push_back(Number(bytes));
     }
     cells.resize(rows.front().size());
     rows.push_back(std::move(cells));
@@ -242,10 +283,10 @@ std::string ToCsv(const Comparison& comparison) {
 }
 
 std::string RunsToCsv(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> rows = {{"policy", "learning_rate", "seed", "threads",
-                                                 "steps", "tokens", "seconds", "tokens_per_second",
-                                                 "validation_loss", "perplexity", "state_bytes",
-                                                 "peak_bytes", "diverged_step", "diverged_reason"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"policy", "learning_rate", "seed", "threads", "steps", "tokens", "seconds",
+       "tokens_per_second", "validation_loss", "perplexity", "state_bytes", "peak_bytes",
+       "diverged_step", "diverged_reason", "spikes"}};
   for (const RunResult& run : comparison.runs) {
     const RunFacts& facts = run.facts;
     const bool diverged = run.diverged();
@@ -255,7 +296,7 @@ std::string RunsToCsv(const Comparison& comparison) {
          diverged ? "" : Number(run.final_loss()),
          diverged ? "" : Number(std::exp(run.final_loss())), Number(facts.memory.state.total),
          Number(facts.memory.peak_bytes), diverged ? Number(facts.diverged->step) : "",
-         diverged ? facts.diverged->reason : ""});
+         diverged ? facts.diverged->reason : "", CountCell(run.spikes)});
   }
   return Csv(rows);
 }

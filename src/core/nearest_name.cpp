@@ -28,7 +28,9 @@ std::string_view NearestName(std::string_view name, const std::vector<std::strin
   std::string_view nearest;
   size_t least = SIZE_MAX;
   for (std::string_view candidate : names) {
-    const size_t distance = EditDistance(name, candidate);
+    // What is left to type is no mistake: "warmup" means warmup_fraction, not width.
+    const bool begun = !name.empty() && candidate.starts_with(name);
+    const size_t distance = begun ? 1 : EditDistance(name, candidate);
     if (distance < least) {
       least = distance;
       nearest = candidate;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <vector>
 
+#include "core/counted.h"
 #include "core/error.h"
 #include "core/rng.h"
 
@@ -61,8 +62,8 @@ TrainBatches::TrainBatches(const Dataset& dataset, int64_t B, int64_t T, uint64_
       windows_((dataset.size() - 1) / T) {
   TERRACE_CHECK(B > 0 && T > 0, "{} sequences of {} tokens", B, T);
   if (windows_ == 0) {
-    Fail("{} has {} tokens to train on, fewer than the {} of one sequence and its targets",
-         dataset.path().string(), dataset.size(), T + 1);
+    Fail("{} has {} to train on, fewer than the {} of one sequence and its targets",
+         dataset.path().string(), Counted(dataset.size(), "token"), T + 1);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "core/counted.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "data/pieces.h"
@@ -60,33 +61,29 @@ class FolderSearch {
     if (others_ > 0) notices.push_back(OthersLine());
     if (!dangling_.empty()) {
       notices.push_back(
-          Listed(fmt::format("{} that {} nowhere {} skipped", Count(std::ssize(dangling_), "link"),
-                             dangling_.size() == 1 ? "leads" : "lead",
-                             dangling_.size() == 1 ? "is" : "are"),
+          Listed(fmt::format("{} that {} nowhere {} skipped", Counted(dangling_.size(), "link"),
+                             ForCount(dangling_.size(), "leads", "lead"),
+                             ForCount(dangling_.size(), "is", "are")),
                  dangling_));
     }
     if (!repeated_.empty()) {
       notices.push_back(Listed(
-          fmt::format("{} met a second time {} read once", Count(std::ssize(repeated_), "folder"),
-                      repeated_.size() == 1 ? "is" : "are"),
+          fmt::format("{} met a second time {} read once", Counted(repeated_.size(), "folder"),
+                      ForCount(repeated_.size(), "is", "are")),
           repeated_));
     }
     return notices;
   }
 
  private:
-  static std::string Count(int64_t count, std::string_view noun) {
-    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-  }
-
   std::string OthersLine() const {
     std::vector<std::pair<int64_t, std::string>> kinds;
     for (const auto& [kind, count] : kinds_) kinds.emplace_back(-count, kind);
     std::ranges::sort(kinds);
     std::vector<std::string> names;
     for (const auto& [count, kind] : kinds) names.push_back(fmt::format("{} ({})", kind, -count));
-    return Listed(fmt::format("{} of other kinds {} left out", Count(others_, "file"),
-                              others_ == 1 ? "is" : "are"),
+    return Listed(fmt::format("{} of other kinds {} left out", Counted(others_, "file"),
+                              ForCount(others_, "is", "are")),
                   names);
   }
 
@@ -96,6 +93,16 @@ class FolderSearch {
     return std::ranges::any_of(options_.extensions, [&](const std::string& extension) {
       return name.ends_with(extension) || uncompressed.ends_with(extension);
     });
+  }
+
+  // What `terrace tokenizer train` and `terrace data prepare` leave: no text, and no surprise that
+  // it is not read. `entries` are those of its folder.
+  static bool IsOwn(const fs::path& path, const std::vector<fs::path>& entries) {
+    const std::string name = path.filename().string();
+    if (name == "tokenizer.json") return true;
+    const bool prepared = std::ranges::binary_search(entries, path.parent_path() / "meta.json");
+    const bool shard = name.starts_with("train-") || name.starts_with("val-");
+    return prepared && (name == "meta.json" || (shard && name.ends_with(".bin")));
   }
 
   void CountOther(const fs::path& path) {
@@ -128,7 +135,11 @@ class FolderSearch {
       if (fs::is_directory(target)) {
         Visit(path, files);
       } else if (fs::is_regular_file(target)) {
-        Matches(path) ? files.push_back(path) : CountOther(path);
+        if (Matches(path)) {
+          files.push_back(path);
+        } else if (!IsOwn(path, entries)) {
+          CountOther(path);
+        }
       } else if (fs::is_symlink(fs::symlink_status(path, error)) && !fs::exists(target)) {
         dangling_.push_back(Shown(path.string()));
       } else {
@@ -290,7 +301,7 @@ bool DocumentReader::Next(std::vector<Piece>& pieces) {
 void DocumentReader::AppendDocument(std::string_view document, std::vector<Piece>& pieces) const {
   while (!document.empty()) {
     const size_t size = static_cast<size_t>(FirstPieceBytes(document, piece_bytes_));
-    pieces.push_back({document.substr(0, size), size == document.size()});
+    pieces.push_back({document.substr(0, size), size == document.size(), current()});
     document.remove_prefix(size);
   }
 }
@@ -314,7 +325,7 @@ size_t DocumentReader::TakeText(std::string_view rest, bool at_end, std::vector<
   while (safe > begin && std::cmp_greater(safe - begin, piece_bytes_)) {
     const size_t size =
         static_cast<size_t>(FirstPieceBytes(rest.substr(begin, safe - begin), piece_bytes_));
-    pieces.push_back({rest.substr(begin, size), false});
+    pieces.push_back({rest.substr(begin, size), false, current()});
     begin += size;
   }
   return begin;

@@ -23,7 +23,8 @@ struct CorpusOptions {
   // What stands between documents in plain text; empty: each file is one document.
   std::string separator;
   // Told, before anything is read, what folders hold and is not read, a sentence each: files with
-  // other endings, links that lead nowhere, folders met twice. May be empty.
+  // other endings (but for tokenizers and shards of this program), links that lead nowhere, folders
+  // met twice. May be empty.
   std::function<void(const std::string&)> notice;
 };
 
@@ -36,6 +37,7 @@ std::vector<std::filesystem::path> FindFiles(const CorpusOptions& options);
 struct Piece {
   std::string_view text;  // not empty
   bool ends_document;
+  const std::filesystem::path* file = nullptr;  // that it is from; of the reader
 };
 
 // Reads documents in pieces, as FirstPieceBytes cuts them, in batches of limited size. Files named
@@ -63,6 +65,8 @@ class DocumentReader {
   size_t TakeText(std::string_view rest, bool at_end, std::vector<Piece>& pieces);
   size_t TakeLines(std::string_view rest, bool at_end, std::vector<Piece>& pieces);
   void AppendDocument(std::string_view document, std::vector<Piece>& pieces) const;
+  // That is being read.
+  const std::filesystem::path* current() const { return &files_[next_file_ - 1]; }
 
   CorpusOptions options_;
   std::vector<std::filesystem::path> files_;

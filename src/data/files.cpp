@@ -66,6 +66,19 @@ mode_t FileModeMask() {
 // Whether a file system that has no modes, or one for all files, refused to set one.
 bool RefusesModes() { return errno == EPERM || errno == ENOTSUP || errno == ENOSYS; }
 
+// An empty file with an unused name beside `path`.
+struct PartialFile {
+  explicit PartialFile(const std::filesystem::path& path)
+      : name(path.string() + ".partial-XXXXXX"),
+        descriptor(path.has_filename() ? mkostemp(name.data(), O_CLOEXEC) : -1) {
+    if (!path.has_filename()) errno = ENOENT;  // "data/" names a folder
+    if (descriptor.value() < 0) FailWithCause("create", path);
+  }
+
+  std::string name;
+  Descriptor descriptor;
+};
+
 // Renames, but never onto something.
 void RenameToNew(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
@@ -206,20 +219,25 @@ void RequireAbsent(const std::filesystem::path& path) {
   }
 }
 
+void RequireCreatable(const std::filesystem::path& path) {
+  RequireAbsent(path);
+  const PartialFile file(path);
+  unlink(file.name.c_str());
+}
+
 void WriteNewFile(const std::filesystem::path& path, std::string_view bytes) {
   RequireAbsent(path);
-  std::string temporary = path.string() + ".partial-XXXXXX";
-  const Descriptor file(mkostemp(temporary.data(), O_CLOEXEC));
-  if (file.value() < 0) FailWithCause("create", path);
+  const PartialFile file(path);
+  const int descriptor = file.descriptor.value();
   try {
-    WriteAll(file.value(), path, bytes);
-    if (fchmod(file.value(), 0666 & ~FileModeMask()) != 0 && !RefusesModes()) {
+    WriteAll(descriptor, path, bytes);
+    if (fchmod(descriptor, 0666 & ~FileModeMask()) != 0 && !RefusesModes()) {
       FailWithCause("set the mode of", path);
     }
-    if (!SyncDescriptor(file.value())) FailWithCause("sync", path);
-    RenameToNew(temporary, path);
+    if (!SyncDescriptor(descriptor)) FailWithCause("sync", path);
+    RenameToNew(file.name, path);
   } catch (...) {
-    unlink(temporary.c_str());
+    unlink(file.name.c_str());
     throw;
   }
   SyncFolder(ParentOf(path));

@@ -78,8 +78,12 @@ class OutputFolder {
   std::filesystem::path temporary_;
 };
 
-// Throws Error when `path` exists: for a check before long work.
+// Throws Error when `path` exists.
 void RequireAbsent(const std::filesystem::path& path);
+
+// Throws the Error that WriteNewFile would: `path` exists, or nothing can be made there (a missing
+// folder, one without the right to write). For a check before long work, which leaves nothing.
+void RequireCreatable(const std::filesystem::path& path);
 
 // Writes a new file under an unused temporary name beside it, syncs and renames it. Throws Error
 // when `path` exists, and leaves nothing where it fails.

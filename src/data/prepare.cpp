@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/counted.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "data/bpe_trainer.h"
@@ -115,7 +116,12 @@ class PieceWriter {
         for (auto& of_split : tokens_[i]) of_split.clear();
         for (size_t piece = blocks[i].begin; piece < blocks[i].end; ++piece) {
           auto& of_split = tokens_[i][static_cast<size_t>(splits_[piece])];
-          encoder.Append(pieces[piece].text, of_split);
+          try {
+            encoder.Append(pieces[piece].text, of_split);
+          } catch (const Error& error) {
+            Fail("{}: in a piece of {}: {}", pieces[piece].file->string(),
+                 Counted(pieces[piece].text.size(), "byte"), error.what());
+          }
           // What follows the last one is not known yet.
           const bool moves = piece + 1 < pieces.size() && splits_[piece] != splits_[piece + 1];
           if (pieces[piece].ends_document || moves) of_split.push_back(end_of_text_);
@@ -242,7 +248,8 @@ void CheckOptions(const PrepareOptions& options, const Tokenizer& tokenizer) {
     Fail("the fraction for validation is {}, outside of [0, 1]", options.val_fraction);
   }
   if (options.piece_bytes < kMinPieceBytes) {
-    Fail("pieces of {} bytes are below the minimum of {}", options.piece_bytes, kMinPieceBytes);
+    Fail("pieces of {} are below the minimum of {}", Counted(options.piece_bytes, "byte"),
+         kMinPieceBytes);
   }
   if (options.shard_tokens < 1) Fail("shards of {} tokens", options.shard_tokens);
   if (tokenizer.end_of_text() < 0) Fail("the tokenizer has no end-of-text token");
@@ -271,8 +278,9 @@ CorpusSummary PrepareCorpus(const PrepareOptions& options, const Tokenizer& toke
     }
     if (!needs_both || (train.tokens > 0 && val.tokens > 0)) break;
     if (piece_bytes / 2 < kMinPieceBytes || !can_read_again) {
-      Fail("{} bytes of text in {} pieces are too few: {} would be empty", train.bytes + val.bytes,
-           train.pieces + val.pieces, train.tokens == 0 ? "train" : "val");
+      Fail("{} of text in {} are too few: {} would be empty",
+           Counted(train.bytes + val.bytes, "byte"), Counted(train.pieces + val.pieces, "piece"),
+           train.tokens == 0 ? "train" : "val");
     }
   }
   WriteText(tokens / "tokenizer.json", ToTokenizerJson(tokenizer));

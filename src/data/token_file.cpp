@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/counted.h"
 #include "core/error.h"
 #include "data/text_input.h"
 
@@ -131,11 +132,12 @@ TokenFile::TokenFile(const std::filesystem::path& path) : file_(path) {
   }
   const int64_t held = size - header_bytes_;
   if (held < 0 || held / token_bytes_ < count_) {
-    Fail("{} is truncated: it holds {} of {} tokens", name,
-         std::max<int64_t>(held, 0) / token_bytes_, count_);
+    Fail("{} is truncated: it holds {} of {}", name, std::max<int64_t>(held, 0) / token_bytes_,
+         Counted(count_, "token"));
   }
   if (held != count_ * token_bytes_) {
-    Fail("{} has {} bytes after its {} tokens", name, held - count_ * token_bytes_, count_);
+    Fail("{} has {} after its {}", name, Counted(held - count_ * token_bytes_, "byte"),
+         Counted(count_, "token"));
   }
   if (count_ == 0) Fail("{} has no tokens", name);
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/counted.h"
 #include "core/nearest_name.h"
 #include "model/block.h"
 #include "model/hyper_layer.h"
@@ -91,7 +92,7 @@ void Model::Initialize(uint64_t seed) {
 TensorView Model::Embed(const Pass& pass) {
   const MicroBatch& batch = pass.batch;
   if (batch.length > config_.max_positions) {
-    Fail("sequences of {} tokens exceed model.max_positions = {}", batch.length,
+    Fail("sequences of {} exceed model.max_positions = {}", Counted(batch.length, "token"),
          config_.max_positions);
   }
   const TensorView x =
@@ -226,8 +227,8 @@ void Model::Decode(std::span<const int32_t> tokens, KvCache& cache, TensorView l
   const int64_t room = std::min(cache.capacity, config_.max_positions) - first;
   if (count < 1) Fail("generation: no tokens to continue");
   if (count > room) {
-    Fail("generation: {} tokens after {} exceed {} (the cache's {}, model.max_positions = {})",
-         count, first, first + room, cache.capacity, config_.max_positions);
+    Fail("generation: {} after {} exceed {} (the cache's {}, model.max_positions = {})",
+         Counted(count, "token"), first, first + room, cache.capacity, config_.max_positions);
   }
   for (const int32_t token : tokens) {
     if (token < 0 || token >= config_.vocab_size) {

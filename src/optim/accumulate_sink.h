@@ -31,8 +31,6 @@ class AccumulateSink final : public StepSink {
   // The sum of this step's contributions so far, and in a hidden buffer of what it held before;
   // undefined where there was none.
   TensorView Gradient(const Parameter& parameter) const { return gradients_[parameter.id].view; }
-  // Whether any token reached the parameter in this step.
-  bool Touched(const Parameter& parameter) const { return gradients_[parameter.id].received > 0; }
 
  private:
   struct Buffer {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/counted.h"
 #include "core/error.h"
 
 namespace terrace {
@@ -22,15 +23,15 @@ void Schedule::Check() const {
   if (steps < 1) Fail("schedule.steps = {} is not at least 1", steps);
   if (warmup_steps < 0) Fail("schedule.warmup_steps = {} is negative", warmup_steps);
   if (warmup_steps > steps) {
-    Fail("schedule.warmup_steps = {} exceeds the {} steps", warmup_steps, steps);
+    Fail("schedule.warmup_steps = {} exceeds the {}", warmup_steps, Counted(steps, "step"));
   }
   if (!(min_ratio >= 0 && min_ratio <= 1)) {
     Fail("schedule.min_ratio = {} is not in [0, 1]", min_ratio);
   }
   if (decay_steps < 0) Fail("schedule.decay_steps = {} is negative", decay_steps);
   if (kind == ScheduleKind::kWsd && decay_steps > steps - warmup_steps) {
-    Fail("schedule.decay_steps = {} exceeds the {} steps after warm-up", decay_steps,
-         steps - warmup_steps);
+    Fail("schedule.decay_steps = {} exceeds the {} after warm-up", decay_steps,
+         Counted(steps - warmup_steps, "step"));
   }
 }
 

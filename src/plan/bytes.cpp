@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/counted.h"
 #include "core/error.h"
 
 namespace terrace {
@@ -38,7 +39,7 @@ std::string BytesText(int64_t bytes) {
   const double number = static_cast<double>(bytes);
   if (number >= kGiB) return fmt::format("{:.2f} GiB", number / kGiB);
   if (number >= kMiB / 10) return fmt::format("{:.1f} MiB", number / kMiB);
-  return fmt::format("{} bytes", bytes);
+  return Counted(bytes, "byte");
 }
 
 }  // namespace terrace

@@ -90,8 +90,7 @@ class Chart {
     Text(kLeft, 26, "title", "start", title);
     Text(kLeft, 46, "soft", "start",
          fmt::format("policy {}, sink {}, {} x {} x {} tokens a step; the peak is in the {}",
-                     subject.policy,
-                     subject.config.training.sink == SinkKind::kRelease ? "release" : "accumulate",
+                     subject.policy, NameOf(subject.config.training.sink),
                      subject.config.training.gradient_accumulation_steps,
                      subject.config.training.micro_batch_size,
                      subject.config.training.sequence_length, TextOf(report_.memory.peak_phase)));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/atomic_file.h"
+#include "core/counted.h"
 #include "core/error.h"
 
 namespace terrace {
@@ -113,7 +114,7 @@ class Reader {
     for (const Json& value : list) {
       if (!value.is_number_integer() || value.get<int64_t>() < 0 ||
           value.get<int64_t>() >= layers) {
-        Fail("{}: {} is not the number of one of {} layers", key, Short(value), layers);
+        Fail("{}: {} is not the number of one of {}", key, Short(value), Counted(layers, "layer"));
       }
       numbers.insert(value.get<int64_t>());
     }
@@ -146,7 +147,8 @@ struct Common {
     }
     // All tensors' dimensions are below 2^31 then, and their sizes within 64 bits.
     if (head_width > kMaxDimension / heads) {
-      Fail("{} heads of {} are wider than {}", heads, head_width, kMaxDimension);
+      Fail("{} of {} {} wider than {}", Counted(heads, "head"), head_width,
+           ForCount(heads, "is", "are"), kMaxDimension);
     }
     const std::string activation = read.Text("hidden_act", "silu");
     if (activation != "silu") Fail("hidden_act = \"{}\" is not silu (SwiGLU)", activation);
@@ -362,7 +364,8 @@ void DeclareLatentAttention(const Reader& read, const Common& common, HuggingFac
   const int64_t key_value_width = query_width - rope_width + value_width;
   const int64_t longest = std::max(query_width, key_value_width);
   if (longest > kMaxDimension / heads) {
-    Fail("{} heads of {} are wider than {}", heads, longest, kMaxDimension);
+    Fail("{} of {} {} wider than {}", Counted(heads, "head"), longest, ForCount(heads, "is", "are"),
+         kMaxDimension);
   }
   const std::string prefix = "layers.*.self_attn.";
   const auto matrix = [&](const char* name, int64_t rows, int64_t columns) {

@@ -20,7 +20,7 @@ Json ToJson(const CategoryBytes& bytes) {
 Json RunOf(const Subject& subject) {
   const TrainingConfig& training = subject.config.training;
   return {{"policy", subject.policy},
-          {"sink", training.sink == SinkKind::kRelease ? "release" : "accumulate"},
+          {"sink", NameOf(training.sink)},
           {"precision", NameOf(subject.config.model.weight_dtype)},
           {"gradient_dtype", NameOf(training.gradient_dtype)},
           {"gradient_accumulation_steps", training.gradient_accumulation_steps},
@@ -73,7 +73,13 @@ Json VerdictOf(const PlanReport& report) {
   if (!report.budget_bytes) return nullptr;
   Json json = {{"memory_bytes", *report.budget_bytes},
                {"fits", report.Fits()},
-               {"spare_bytes", *report.budget_bytes - report.memory.ledger.total_peak_bytes}};
+               {"spare_bytes", *report.budget_bytes - report.memory.ledger.total_peak_bytes},
+               {"best_policy", nullptr}};
+  if (report.best_policy) {
+    json["best_policy"] = {{"policy", report.best_policy->name},
+                           {"sink", NameOf(report.best_policy->sink)},
+                           {"peak_bytes", report.best_policy->peak_bytes}};
+  }
   if (!report.advice) return json;
   json["suggestions"] = Json::array();
   for (const Suggestion& suggestion : report.advice->fitting) {

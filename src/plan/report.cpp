@@ -50,13 +50,14 @@ PlanReport MakeReport(const Subject& subject, std::optional<int64_t> budget_byte
       subject.hugging_face ? BytesOfTensors(*subject.hugging_face, run) : BytesOfTensors(run);
   report.cost = CostOf(subject.size(), report.tensors, config);
   report.dense = DenseModelsOf(subject);
-  if (report.Fits()) return report;
+  if (!budget_bytes) return report;
   const Planner planner = [&](const ResolvedRun& changed) {
     return subject.hugging_face
                ? PlanDeclared(*subject.hugging_face, changed).ledger.total_peak_bytes
                : PlanTraining(changed).total_peak_bytes;
   };
-  report.advice = Advise(run, *budget_bytes, planner, !subject.hugging_face);
+  report.best_policy = FindBestPolicy(run, *budget_bytes, planner);
+  if (!report.Fits()) report.advice = Advise(run, *budget_bytes, planner, !subject.hugging_face);
   return report;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/advice.h"
+#include "plan/best_policy.h"
 #include "plan/dense.h"
 #include "plan/estimate.h"
 #include "plan/memory_plan.h"
@@ -20,8 +21,9 @@ struct PlanReport {
   MemoryPlan memory;
   TensorBytes tensors;
   StepCost cost;
-  std::optional<int64_t> budget_bytes;  // empty: the machine does not tell
-  std::optional<Advice> advice;         // for what does not fit
+  std::optional<int64_t> budget_bytes;    // empty: the machine does not tell
+  std::optional<Advice> advice;           // for what does not fit
+  std::optional<BestPolicy> best_policy;  // that fits; empty: none, or no budget
   std::vector<DenseModel> dense;
 
   bool Fits() const { return !budget_bytes || memory.ledger.total_peak_bytes <= *budget_bytes; }

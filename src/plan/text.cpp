@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "core/counted.h"
 #include "core/parallel.h"
 #include "optim/step_sink.h"
 #include "plan/bytes.h"
@@ -77,14 +78,14 @@ std::string SetFlag(std::string setting) {
 std::string RunText(const Subject& subject) {
   const RunConfig& config = subject.config;
   const TrainingConfig& training = config.training;
-  std::string text = fmt::format(
-      "run: policy {}, sink {}, weights {}, gradients {}, {} x {} x {} tokens a step",
-      subject.policy, training.sink == SinkKind::kRelease ? "release" : "accumulate",
-      NameOf(config.model.weight_dtype), NameOf(training.gradient_dtype),
-      training.gradient_accumulation_steps, training.micro_batch_size, training.sequence_length);
+  std::string text =
+      fmt::format("run: policy {}, sink {}, weights {}, gradients {}, {} x {} x {} tokens a step",
+                  subject.policy, NameOf(training.sink), NameOf(config.model.weight_dtype),
+                  NameOf(training.gradient_dtype), training.gradient_accumulation_steps,
+                  training.micro_batch_size, training.sequence_length);
   if (training.activation_checkpointing) text += ", activation checkpointing";
   text += fmt::format(", clipping {}", NameOf(config.optimizer.clipping.kind));
-  if (!subject.hugging_face) text += fmt::format(", {} threads", MaxThreads());
+  if (!subject.hugging_face) text += fmt::format(", {}", Counted(MaxThreads(), "thread"));
   return text;
 }
 
@@ -157,8 +158,9 @@ std::string ReleaseText(const PlanReport& report) {
 
 std::string CostText(const PlanReport& report) {
   const StepCost& cost = report.cost;
-  std::string text = fmt::format("compute: {} per token of training, {} a step of {} tokens",
-                                 Flops(cost.flops_per_token), Flops(cost.step_flops), cost.tokens);
+  std::string text =
+      fmt::format("compute: {} per token of training, {} a step of {}", Flops(cost.flops_per_token),
+                  Flops(cost.step_flops), Counted(cost.tokens, "token"));
   if (cost.repeated_share > 0) {
     text += fmt::format(" ({:.2f}x with what is computed again)", 1 + cost.repeated_share);
   }
@@ -187,6 +189,22 @@ std::string SuggestionText(const Suggestion& suggestion) {
   return text;
 }
 
+std::string BestPolicyText(const PlanReport& report) {
+  if (!report.best_policy) {
+    return Paragraph(fmt::format("best policy: none of {} fits, under either sink",
+                                 fmt::join(PoliciesByLoss(), ", ")));
+  }
+  const BestPolicy& best = *report.best_policy;
+  const Subject& subject = report.subject;
+  const bool same_sink = best.sink == subject.config.training.sink;
+  if (best.name == subject.policy && same_sink) {
+    return fmt::format("best policy that fits: {}, as planned\n", best.name);
+  }
+  return Paragraph(fmt::format("best policy that fits: --policy {}{}, {}", best.name,
+                               same_sink ? "" : fmt::format(" --sink {}", NameOf(best.sink)),
+                               BytesText(best.peak_bytes)));
+}
+
 std::string VerdictText(const PlanReport& report) {
   if (!report.budget_bytes) return "memory: the machine does not tell what is free (--memory)\n";
   const int64_t budget = *report.budget_bytes;
@@ -200,12 +218,13 @@ std::string VerdictText(const PlanReport& report) {
                                  BytesText(peak - budget));
   const Advice& advice = *report.advice;
   if (!advice.fitting.empty()) {
-    text +=
-        fmt::format("what fits, least costly first ({} combinations planned):\n", advice.planned);
+    text += fmt::format("what fits, least costly first ({} planned):\n",
+                        Counted(advice.planned, "combination"));
     for (const Suggestion& suggestion : advice.fitting) text += SuggestionText(suggestion);
     return text;
   }
-  text += fmt::format("no setting makes it fit ({} combinations planned)", advice.planned);
+  text +=
+      fmt::format("no setting makes it fit ({} planned)", Counted(advice.planned, "combination"));
   if (!advice.smallest) return text + "\n";
   return text + "; the least that was found:\n" + SuggestionText(*advice.smallest);
 }
@@ -256,16 +275,14 @@ std::string DenseText(const PlanReport& report) {
   rule += fmt::format(
       " Worth is the geometric mean of active and total parameters: a rule of thumb, no law. Dense "
       "with all of the parameters learns more from each token, for {} the compute and {}. Train "
-      "dense, too, where text is short: each token goes to {} of {} experts, so that an expert "
-      "sees "
-      "{:.0f} rows a step. Else the MoE learns more in the same time.",
-      Factor(total->flops_per_token / flops), BytesText(total->peak_bytes), top_k, experts, rows);
+      "dense, too, where text is short: each token goes to {} of {}, so that an expert sees {} "
+      "a step. Else the MoE learns more in the same time.",
+      Factor(total->flops_per_token / flops), BytesText(total->peak_bytes), top_k,
+      Counted(experts, "expert"), Counted(std::llround(rows), "row"));
   return text + Paragraph(rule);
 }
 
-std::string SinkName(const Subject& subject) {
-  return subject.config.training.sink == SinkKind::kRelease ? "release" : "accumulate";
-}
+std::string_view SinkName(const Subject& subject) { return NameOf(subject.config.training.sink); }
 
 std::string Fitting(const MemoryPlan& memory, std::optional<int64_t> budget_bytes) {
   if (!budget_bytes) return "?";
@@ -308,7 +325,9 @@ std::string ToText(const PlanReport& report) {
         PeakText(report.memory), BytesText(report.memory.alignment_bytes)));
     text += ReleaseText(report);
   }
-  return text + CostText(report) + VerdictText(report) + DenseText(report);
+  text += CostText(report) + VerdictText(report);
+  if (report.budget_bytes) text += BestPolicyText(report);
+  return text + DenseText(report);
 }
 
 std::string ToText(const std::vector<PlanRow>& rows, std::optional<int64_t> budget_bytes) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/atomic_file.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "train/checksum.h"
 #include "train/safetensors.h"
@@ -87,9 +88,10 @@ void ReadTensors(const fs::path& path, std::span<const TensorView> views, const 
   if (!notice || reader.WrittenHere()) return;
   std::string text = fmt::format("{}: was written by another program", path.string());
   if (unverified > 0) {
-    text += fmt::format(
-        "; no checksum says that {}{} as saved by the run", first,
-        unverified == 1 ? " is" : fmt::format(" and {} more tensors are", unverified - 1));
+    text += fmt::format("; no checksum says that {}{} as saved by the run", first,
+                        unverified == 1
+                            ? " is"
+                            : fmt::format(" and {} are", Counted(unverified - 1, "more tensor")));
   }
   notice(text);
 }

@@ -23,8 +23,7 @@ Names<E> NamesOf(std::initializer_list<E> kinds) {
   for (E kind : kinds) names.emplace_back(NameOf(kind), kind);
   return names;
 }
-const Names<SinkKind> kSinkNames = {{"accumulate", SinkKind::kAccumulate},
-                                    {"release", SinkKind::kRelease}};
+const Names<SinkKind> kSinkNames = NamesOf({SinkKind::kAccumulate, SinkKind::kRelease});
 const Names<ScheduleKind> kScheduleNames = NamesOf(
     {ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kWsd});
 const Names<ClippingKind> kClippingNames =
@@ -223,6 +222,7 @@ RunConfig ReadConfig(const std::filesystem::path& path, const std::vector<std::s
         saved ? std::vector<std::string>{} : IdleKeys(file.config, file.written);
     auto [config, written] = ReadTable(table, assignments);
     config.saved = saved;
+    config.saved_earlier = saved && !marked;
     if (!saved) config.notices = written.notices;
     MakeAbsolute("data.folder", config.data.folder);
     if (config.data.tokenizer != "bytes") MakeAbsolute("data.tokenizer", config.data.tokenizer);
@@ -307,6 +307,10 @@ void CheckTraining(const RunConfig& config) {
 }
 
 }  // namespace
+
+std::string_view NameOf(SinkKind kind) {
+  return kind == SinkKind::kRelease ? "release" : "accumulate";
+}
 
 Fields FieldsOf(RunConfig& config) {
   RunConfig* const run = &config;

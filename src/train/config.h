@@ -26,6 +26,8 @@ struct DataConfig {
 // What becomes of gradients: all are kept until the end of a step (optim/accumulate_sink.h), or
 // each is applied and forgotten as soon as it is complete (optim/release_sink.h).
 enum class SinkKind : uint8_t { kAccumulate, kRelease };
+// "accumulate", "release"
+std::string_view NameOf(SinkKind kind);
 
 struct TrainingConfig {
   int64_t steps = 1000;
@@ -75,6 +77,8 @@ struct RunConfig {
   PolicyTables policy;
   // Of a run that has been started: settings in it that have no effect are no mistakes.
   bool saved = false;
+  // By a release up to 0.1.
+  bool saved_earlier = false;
   // `model` stands in for one that cannot be run, and lacks populations that that one may have.
   bool stand_in = false;
   // Of reading it: settings under old names. One line each, for whoever is at the terminal.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/counted.h"
 #include "core/error.h"
 #include "core/rng.h"
 
@@ -82,8 +83,8 @@ void Generate(Model& model, std::span<const int32_t> prompt, const SamplingOptio
   const ModelConfig& config = model.config();
   const int64_t given = std::ssize(prompt);
   if (given >= config.max_positions) {
-    Fail("generation: the prompt's {} tokens leave no room in model.max_positions = {}", given,
-         config.max_positions);
+    Fail("generation: a prompt of {} leaves no room in model.max_positions = {}",
+         Counted(given, "token"), config.max_positions);
   }
   const int64_t end = given + std::min(options.max_tokens, config.max_positions - given);
 

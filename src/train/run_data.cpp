@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/counted.h"
 #include "core/error.h"
 #include "data/tokenizer_files.h"
 #include "train/checkpoint.h"
@@ -29,12 +30,12 @@ std::optional<Tokenizer> NamedTokenizer(const RunConfig& config, bool may_be_gon
 void CheckIds(const Tokenizer& tokenizer, const Dataset& dataset, const DataSample& sample) {
   for (const TokenFile& file : dataset.files()) {
     if (file.vocab_size() > tokenizer.vocab_size()) {
-      Fail("the tokenizer has {} tokens, fewer than the {} that {} was made for",
-           tokenizer.vocab_size(), file.vocab_size(), file.path().string());
+      Fail("the tokenizer has {}, fewer than the {} that {} was made for",
+           Counted(tokenizer.vocab_size(), "token"), file.vocab_size(), file.path().string());
     }
   }
   if (sample.largest_id >= tokenizer.vocab_size()) {
-    Fail("the tokenizer has {} tokens, and {} has the id {}", tokenizer.vocab_size(),
+    Fail("the tokenizer has {}, and {} has the id {}", Counted(tokenizer.vocab_size(), "token"),
          dataset.path().string(), sample.largest_id);
   }
 }
@@ -42,9 +43,10 @@ void CheckIds(const Tokenizer& tokenizer, const Dataset& dataset, const DataSamp
 void CheckSame(const std::optional<Fingerprint>& then, const std::optional<Fingerprint>& now,
                std::string_view what) {
   if (!then || !now || *then == *now) return;
-  const std::string sizes = then->size == now->size
-                                ? fmt::format("as many tokens, {}, but others", now->size)
-                                : fmt::format("{} tokens, the run has {}", now->size, then->size);
+  const std::string sizes =
+      then->size == now->size
+          ? fmt::format("as many tokens, {}, but others", now->size)
+          : fmt::format("{}, the run has {}", Counted(now->size, "token"), then->size);
   Fail("cannot resume: {} differ from those of the run ({})", what, sizes);
 }
 
@@ -70,9 +72,9 @@ RunData OpenRunData(const RunConfig& config, const std::optional<Tokenizer>& own
   if (own_tokenizer) {
     if (data.tokenizer && !Extends(*own_tokenizer, *data.tokenizer)) {
       Fail(
-          "cannot resume: the tokenizer of the data differs from the run's own ({} tokens, the run "
-          "has {})",
-          data.tokenizer->vocab_size(), own_tokenizer->vocab_size());
+          "cannot resume: the tokenizer of the data differs from the run's own ({}, the run has "
+          "{})",
+          Counted(data.tokenizer->vocab_size(), "token"), own_tokenizer->vocab_size());
     }
     data.tokenizer = own_tokenizer;
   }
@@ -129,10 +131,10 @@ std::optional<std::string> CheckDataOfModel(const StoredModel& model, const fs::
   }
   if (own ? !Extends(*own, of_data) : *known != FingerprintOf(of_data)) {
     Fail(
-        "{}: its ids are of another tokenizer ({} tokens, {}) than the model's ({} tokens): no "
-        "perplexity would mean anything",
-        data.string(), of_data.vocab_size(), beside->string(),
-        own ? own->vocab_size() : known->size);
+        "{}: its ids are of another tokenizer ({}, {}) than the model's ({}): no perplexity would "
+        "mean anything",
+        data.string(), Counted(of_data.vocab_size(), "token"), beside->string(),
+        Counted(own ? own->vocab_size() : known->size, "token"));
   }
   return {};
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/atomic_file.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "data/fingerprint.h"
 #include "data/tokenizer_files.h"
@@ -49,9 +50,10 @@ FolderLock::~FolderLock() {
   if (descriptor_ >= 0) close(descriptor_);
 }
 
-void CheckRunFolder(const RunFolder& run, const ResolvedRun& wanted, bool resume) {
+std::optional<std::string> CheckRunFolder(const RunFolder& run, const ResolvedRun& wanted,
+                                          bool resume) {
   if (!resume) {
-    if (HoldsNothing(run)) return;
+    if (HoldsNothing(run)) return {};
     if (run.HoldsRun()) {
       Fail("{}: holds a run already (--resume continues it)", run.path.string());
     }
@@ -60,7 +62,35 @@ void CheckRunFolder(const RunFolder& run, const ResolvedRun& wanted, bool resume
   if (!run.HoldsRun()) Fail("{}: holds no run to resume", run.path.string());
   // A checkpoint's own configuration is the one that it was trained under.
   const std::optional<fs::path> latest = LatestCheckpoint(run.checkpoints());
-  CheckSameRun(LoadSavedConfig(latest ? *latest / "config.toml" : run.config()), wanted);
+  const RunConfig stored =
+      latest ? FromCheckpoint(*latest, [&] { return LoadSavedConfig(*latest / "config.toml"); })
+             : LoadSavedConfig(run.config());
+  CheckSameRun(stored, wanted);
+  if (!latest || !stored.saved_earlier || wanted.schedule.kind == ScheduleKind::kConstant)
+    return {};
+  return fmt::format(
+      "{} is of an earlier version, whose schedules reached optimizer.min_ratio with the last "
+      "step; "
+      "now they would with the step after it: learning rates differ a little from here on",
+      latest->string());
+}
+
+RunConfig LoadRunConfig(const RunFolder& run, const std::vector<std::string>& assignments) {
+  try {
+    return LoadSavedConfig(run.config(), assignments);
+  } catch (const Error&) {
+    const std::optional<fs::path> latest = LatestCheckpoint(run.checkpoints());
+    if (!latest) throw;
+    std::string fault;
+    try {
+      LoadSavedConfig(run.config());
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    if (fault.empty()) throw;  // the assignments are at fault
+    Fail("{}; {} is the configuration of its last checkpoint", fault,
+         (*latest / "config.toml").string());
+  }
 }
 
 void WriteRunFolder(const RunFolder& run, const std::string& config_toml,
@@ -109,8 +139,8 @@ std::optional<Tokenizer> TokenizerOf(const RunConfig& config) {
   }
   Tokenizer tokenizer = LoadTokenizer(name);
   if (tokenizer.vocab_size() > config.model.vocab_size) {
-    Fail("{}: has {} tokens, more than model.vocab_size = {}", name, tokenizer.vocab_size(),
-         config.model.vocab_size);
+    Fail("{}: has {}, more than model.vocab_size = {}", name,
+         Counted(tokenizer.vocab_size(), "token"), config.model.vocab_size);
   }
   return tokenizer;
 }

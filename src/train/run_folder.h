@@ -4,7 +4,9 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "core/error.h"
 #include "data/tokenizer.h"
 #include "train/config.h"
 
@@ -37,7 +39,24 @@ class FolderLock {
 
 // Refuses what would overwrite a run or continue another than `wanted`: a new run needs a folder
 // that is empty or not there, one to be resumed a run that can go on as `wanted`. Throws Error.
-void CheckRunFolder(const RunFolder& run, const ResolvedRun& wanted, bool resume);
+// Returns what goes on otherwise than it would have, for whoever resumes.
+std::optional<std::string> CheckRunFolder(const RunFolder& run, const ResolvedRun& wanted,
+                                          bool resume);
+
+// The config.toml of a run that is resumed, with `assignments` over it. Throws Error, which names
+// the copy in the newest checkpoint where the file itself is at fault.
+RunConfig LoadRunConfig(const RunFolder& run, const std::vector<std::string>& assignments);
+
+// What `read` gives of the newest checkpoint; its errors say what to do without that.
+template <typename Read>
+auto FromCheckpoint(const std::filesystem::path& checkpoint, const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    Fail("{}; without the folder {} the run goes on from what was saved before it", error.what(),
+         checkpoint.string());
+  }
+}
 
 // Makes the folder of a run, or brings that of a resumed one up to date; its `lock` is taken here
 // unless it is held already. With its last file, config.toml, the folder holds a run.

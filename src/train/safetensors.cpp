@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "core/atomic_file.h"
+#include "core/counted.h"
 #include "core/error.h"
 #include "train/checksum.h"
 
@@ -97,14 +98,16 @@ Entry ParseEntry(const Json& json, int64_t data_bytes) {
   entry.begin = WholeNumber(json["data_offsets"][0], "an offset");
   entry.end = WholeNumber(json["data_offsets"][1], "an offset");
   if (entry.begin > entry.end || entry.end > data_bytes) {
-    Fail("bytes {} .. {} lie outside the file's {} bytes of data", entry.begin, entry.end,
-         data_bytes);
+    Fail("bytes {} .. {} lie outside the file's {} of data", entry.begin, entry.end,
+         Counted(data_bytes, "byte"));
   }
   for (const StoredType& type : kStoredTypes) {
     int64_t bytes = 0;
     if (type.name == entry.dtype && (__builtin_mul_overflow(elements, type.bytes, &bytes) ||
                                      bytes != entry.end - entry.begin)) {
-      Fail("{} bytes do not hold {} elements of {}", entry.end - entry.begin, elements, type.name);
+      Fail("{} {} not hold {} of {}", Counted(entry.end - entry.begin, "byte"),
+           ForCount(entry.end - entry.begin, "does", "do"), Counted(elements, "element"),
+           type.name);
     }
   }
   return entry;
@@ -144,7 +147,9 @@ struct SafetensorsReader::File {
           mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
     }
     if (!S_ISREG(status.st_mode)) Fail("not a file");
-    if (status.st_size < 8) Fail("{} bytes are too few for a safetensors file", status.st_size);
+    if (status.st_size < 8)
+      Fail("{} {} too few for a safetensors file", Counted(status.st_size, "byte"),
+           ForCount(status.st_size, "is", "are"));
     if (mapped == MAP_FAILED) Fail("cannot map {} bytes", status.st_size);
     mapping = static_cast<std::byte*>(mapped);
     bytes = status.st_size;
@@ -166,8 +171,8 @@ struct SafetensorsReader::File {
     uint64_t header_bytes = 0;
     ReadAt(0, &header_bytes, 8);
     if (header_bytes > kMaxHeaderBytes || header_bytes > static_cast<uint64_t>(bytes - 8)) {
-      Fail("the header would have {} bytes, the file has {} (truncated, or no safetensors file)",
-           header_bytes, bytes);
+      Fail("the header would have {}, the file has {} (truncated, or no safetensors file)",
+           Counted(header_bytes, "byte"), bytes);
     }
     data = mapping + 8 + header_bytes;
     const int64_t data_bytes = bytes - 8 - static_cast<int64_t>(header_bytes);
@@ -220,7 +225,7 @@ struct SafetensorsReader::File {
       covered = item->second.end;
     }
     if (covered != data_bytes) {
-      Fail("the tensors take {} bytes, the file holds {}", covered, data_bytes);
+      Fail("the tensors take {}, the file holds {}", Counted(covered, "byte"), data_bytes);
     }
   }
 

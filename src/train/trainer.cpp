@@ -84,20 +84,21 @@ int64_t SavesAfter(int64_t first_step, const TrainingConfig& training) {
   return training.steps / interval - first_step / interval + (last_is_extra ? 1 : 0);
 }
 
-int64_t CheckpointBytesOf(const ResolvedRun& run) {
-  const Machine dry(run, Arena::Dry());
-  return CheckpointBytes(dry.model, dry.optimizer);
-}
+// What a run will take, by a dry run of a step and an evaluation.
+struct TrainingPlan {
+  Ledger ledger;
+  int64_t checkpoint_bytes = 0;
+};
 
-// What `read` gives; its errors say what to do without the checkpoint.
-template <typename Read>
-auto FromCheckpoint(const fs::path& checkpoint, const Read& read) {
-  try {
-    return read();
-  } catch (const Error& error) {
-    Fail("{}; without the folder {} the run goes on from what was saved before it", error.what(),
-         checkpoint.string());
+TrainingPlan PlanOf(const ResolvedRun& run, ArenaWatcher* watcher) {
+  Arena arena = Arena::Dry();
+  arena.Watch(watcher);
+  Machine machine(run, std::move(arena));
+  machine.Step(1, nullptr);
+  if (run.config.training.eval_interval > 0) {
+    PlanEvaluation(machine.model, EvaluationShapeOf(run.config));
   }
+  return {machine.arena.ledger(), CheckpointBytes(machine.model, machine.optimizer)};
 }
 
 // A run from its first check to its last step. Making one checks all that can be refused before
@@ -117,13 +118,17 @@ class TrainingRun {
                  run.config.training.sequence_length,
                  static_cast<uint64_t>(run.config.training.seed)),
         config_toml_(SavedConfigText(run.config)),
+        plan_(PlanOf(run, nullptr)),
         summary_(Summarize()) {}
   TrainingRun(const TrainingRun&) = delete;
 
   TrainResult Go() {
     Begin();
+    // A wish to end that came meanwhile: there is nothing yet that is not on the disk.
+    if (Stops(summary_.first_step)) return {summary_.first_step, true, {}};
     Machine machine(run_, Arena(summary_.plan.total_peak_bytes));
     RunState state = Restore(machine);
+    if (Stops(state.step)) return {state.step, true, {}};
     if (options_.resume) WriteRunFolder(folder_, config_toml_, data_.tokenizer, lock_);
     MetricsFile metrics = OpenMetrics(state.step);
     return TakeSteps(machine, state, metrics);
@@ -132,12 +137,17 @@ class TrainingRun {
  private:
   const TrainingConfig& training() const { return run_.config.training; }
 
+  // Whether the run is asked to end after `step`, before its last.
+  bool Stops(int64_t step) const {
+    return step < training().steps && callbacks_.stop && callbacks_.stop();
+  }
+
   void Warn(std::string_view text) const {
     if (callbacks_.warning) callbacks_.warning(text);
   }
 
   std::optional<FolderLock> CheckAndLock() const {
-    CheckRunFolder(folder_, run_, options_.resume);
+    if (const auto note = CheckRunFolder(folder_, run_, options_.resume)) Warn(*note);
     if (!options_.resume) return std::nullopt;
     return std::optional<FolderLock>(std::in_place, folder_.path);
   }
@@ -162,7 +172,7 @@ class TrainingRun {
     const RunConfig& config = run_.config;
     RunSummary summary;
     summary.size = SizeOf(config.model);
-    summary.plan = PlanTraining(run_);
+    summary.plan = plan_.ledger;
     summary.free_bytes = AvailableMemoryBytes();
     if (data_.val) CheckEvaluationData(*data_.val, EvaluationShapeOf(config));
     summary.peak_flops = MeasureProductFlops(config.model.weight_dtype);
@@ -180,7 +190,7 @@ class TrainingRun {
     const int64_t needed_bytes = summary_.plan.total_peak_bytes;
     const bool refused = !options_.overcommit && needed_bytes > summary_.free_bytes;
     if (!options_.overcommit && !refused) {
-      RequireRoomForCheckpoints(folder_.checkpoints(), CheckpointBytesOf(run_), training().keep,
+      RequireRoomForCheckpoints(folder_.checkpoints(), plan_.checkpoint_bytes, training().keep,
                                 SavesAfter(summary_.first_step, training()));
     }
     if (!options_.resume && !refused) {
@@ -216,8 +226,10 @@ class TrainingRun {
                        step, metrics.dropped_lines()));
     }
     if (metrics.kept_step() < step) {
-      Warn(fmt::format("metrics.jsonl: has no lines of steps {} to {}", metrics.kept_step() + 1,
-                       step));
+      const int64_t first = metrics.kept_step() + 1;
+      Warn(first == step
+               ? fmt::format("metrics.jsonl: has no line of step {}", step)
+               : fmt::format("metrics.jsonl: has no lines of steps {} to {}", first, step));
     }
     return metrics;
   }
@@ -251,7 +263,7 @@ class TrainingRun {
         if (const auto warning = collapse.Step(layer)) Warn(*warning);
       }
       if (const auto warning = processors.Step(SecondsSince(started))) Warn(*warning);
-      result.interrupted = !last && callbacks_.stop && callbacks_.stop();
+      result.interrupted = Stops(state.step);
       if (due(training().checkpoint_interval) || last || result.interrupted) {
         Save(machine, state, metrics);
       }
@@ -292,21 +304,14 @@ class TrainingRun {
   const RunData data_;
   const TrainBatches batches_;
   const std::string config_toml_;
+  const TrainingPlan plan_;
   const RunSummary summary_;
 };
 
 }  // namespace
 
 Ledger PlanTraining(const ResolvedRun& run, ArenaWatcher* watcher) {
-  const RunConfig& config = run.config;
-  Arena arena = Arena::Dry();
-  arena.Watch(watcher);
-  Machine machine(run, std::move(arena));
-  machine.Step(1, nullptr);
-  if (config.training.eval_interval > 0) {
-    PlanEvaluation(machine.model, EvaluationShapeOf(config));
-  }
-  return machine.arena.ledger();
+  return PlanOf(run, watcher).ledger;
 }
 
 TrainResult Train(const ResolvedRun& run, const fs::path& run_folder, const TrainOptions& options,

@@ -42,7 +42,8 @@ struct TrainCallbacks {
   std::function<void(const StepMetrics&)> step;
   std::function<void(std::string_view)> warning;
   std::function<void(const std::filesystem::path&)> saved;
-  // Asked after every step: true saves and ends the run.
+  // Asked before the first step, which then is not taken, and after every step: true saves and ends
+  // the run.
   std::function<bool()> stop;
 };
 

@@ -112,6 +112,22 @@ class ReportTest : public ::testing::Test {
         .Wait();
   }
 
+  // Where in a page they are.
+  static std::pair<size_t, size_t> DataIn(const std::string& page) {
+    const size_t begin = page.find('>', page.find("id=\"data\"")) + 1;
+    return {begin, page.find("</script>", begin)};
+  }
+  // What the page shows.
+  Json Data() const {
+    const auto [begin, end] = DataIn(page_);
+    return Json::parse(page_.substr(begin, end - begin));
+  }
+  // The page with other data.
+  static std::string With(const Json& data, const std::string& page) {
+    const auto [begin, end] = DataIn(page);
+    return page.substr(0, begin) + data.dump() + page.substr(end);
+  }
+
   static TemporaryFolder* shared_;
   static ProgramResult compared_;
   TemporaryFolder folder_;
@@ -123,7 +139,8 @@ ProgramResult ReportTest::compared_;
 TEST_F(ReportTest, EveryChartIsDrawn) {
   const std::string dom = Open(page_ + kCountColours, {"--dump-dom"}).output;
   EXPECT_EQ(RootAttribute(dom, "data-report"), "drawn");
-  // Four of quality, four of memory and speed, two of balance, one for each floored population.
+  // The front, four of quality, three of memory and speed, two of balance, one for each floored
+  // population.
   EXPECT_EQ(RootAttribute(dom, "data-charts"), "16");
   EXPECT_EQ(RootAttribute(dom, "data-blank"), "0");
   // Spreads over two seeds, and none of a single value.
@@ -133,6 +150,78 @@ TEST_F(ReportTest, EveryChartIsDrawn) {
   // Names are text.
   EXPECT_THAT(dom, HasSubstr("&lt;i&gt;&amp;quot;"));
   EXPECT_THAT(dom, Not(HasSubstr("<i>")));
+}
+
+// Put before all scripts of a page: notes every text that a chart draws beyond its canvas, and what
+// the chart of the front says.
+constexpr const char* kWatchTexts = R"(<script>
+const outside = [];
+const front = new Set();
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function(text, x, y, ...rest) {
+  const size = this.measureText(text);
+  for (const dx of [-size.actualBoundingBoxLeft, size.actualBoundingBoxRight]) {
+    const at = this.getTransform().transformPoint({x: x + dx, y});
+    if (at.x < 0 || at.y < 0 || at.x > this.canvas.width || at.y > this.canvas.height) {
+      outside.push(text);
+    }
+  }
+  const table = document.querySelector('[aria-label="Results by policy"]');
+  document.documentElement.dataset.hidden = table.scrollWidth - table.clientWidth;
+  if (this.canvas.getAttribute('aria-label').includes('On the front')) front.add(text);
+  document.documentElement.dataset.outside = outside.join('; ');
+  document.documentElement.dataset.front = [...front].join('; ');
+  return fillText.call(this, text, x, y, ...rest);
+};
+</script>)";
+
+TEST_F(ReportTest, TextsFitTheirChartsAndTheFrontIsNamed) {
+  Json data = Data();
+  std::vector<std::string> front;
+  for (Json& policy : data.at("policies")) {
+    if (policy.at("on_front").get<bool>()) front.push_back(policy.at("policy"));
+  }
+  ASSERT_FALSE(front.empty());
+  const std::string marked = page_.substr(0, page_.find("<head>") + 6) + kWatchTexts +
+                             page_.substr(page_.find("<head>") + 6);
+  for (const std::string size : {"1280,4000", "500,6000"}) {
+    const std::string dom = Open(marked, {"--window-size=" + size, "--dump-dom"}).output;
+    EXPECT_EQ(RootAttribute(dom, "data-report"), "drawn");
+    EXPECT_EQ(RootAttribute(dom, "data-outside"), "") << size;
+    // All columns of the table are in sight on a wide page.
+    if (size.starts_with("1280")) {
+      EXPECT_EQ(RootAttribute(dom, "data-hidden"), "0");
+    }
+    for (const std::string& policy : front) {
+      if (policy.find('&') != std::string::npos) continue;  // another spelling in an attribute
+      EXPECT_THAT(RootAttribute(dom, "data-front"), HasSubstr(policy)) << size;
+    }
+  }
+  // A name that no chart has room for, and several that are in each other's way.
+  const Json policy = data.at("policies").at(0);
+  data.at("policies") = Json::array();
+  data.at("sweep") = Json::array();
+  for (int i = 0; i < 6; ++i) {
+    data.at("policies").push_back(policy);
+    data.at("policies").back().at("on_front") = true;
+    data.at("policies").back().at("policy") = fmt::format("{}{}", std::string(100, 'w'), i);
+  }
+  const std::string dom = Open(With(data, marked), {"--window-size=500,6000", "--dump-dom"}).output;
+  EXPECT_EQ(RootAttribute(dom, "data-report"), "drawn");
+  EXPECT_THAT(RootAttribute(dom, "data-front"), HasSubstr("www…"));
+}
+
+TEST_F(ReportTest, AStudyWithoutAFrontOrWithoutSpreadIsDrawn) {
+  Json data = Data();
+  for (Json& policy : data.at("policies")) {
+    policy.at("on_front") = false;
+    policy.at("diverged") = 1;
+    policy.at("spikes") = nullptr;
+    policy.at("loss").at("std") = nullptr;
+  }
+  const std::string dom = Open(With(data, page_), {"--dump-dom"}).output;
+  EXPECT_EQ(RootAttribute(dom, "data-report"), "drawn");
+  EXPECT_THAT(dom, HasSubstr("A policy with diverged runs at its rate is no choice"));
 }
 
 TEST_F(ReportTest, AScreenshotShowsIt) {
@@ -167,9 +256,7 @@ image.src = 'data:image/png;base64,)" +
 
 // The perplexity of a run that went wrong is infinite, which JSON calls null.
 TEST_F(ReportTest, NumbersThatAreNotFiniteAreDrawnAround) {
-  const size_t begin = page_.find('>', page_.find("id=\"data\"")) + 1;
-  const size_t end = page_.find("</script>", begin);
-  Json data = Json::parse(page_.substr(begin, end - begin));
+  Json data = Data();
   for (Json& policy : data.at("policies")) {
     policy.at("perplexity") = {{"mean", nullptr}, {"std", nullptr}};
     for (Json& point : policy.at("validation")) point.at("perplexity") = policy.at("perplexity");
@@ -178,8 +265,7 @@ TEST_F(ReportTest, NumbersThatAreNotFiniteAreDrawnAround) {
       point.at("imbalance") = nullptr;
     }
   }
-  const std::string dom =
-      Open(page_.substr(0, begin) + data.dump() + page_.substr(end), {"--dump-dom"}).output;
+  const std::string dom = Open(With(data, page_), {"--dump-dom"}).output;
   EXPECT_EQ(RootAttribute(dom, "data-report"), "drawn");
   EXPECT_THAT(dom, HasSubstr("∞"));
 }

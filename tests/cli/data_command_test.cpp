@@ -14,6 +14,7 @@
 
 #include "cli/command_test.h"
 #include "core/atomic_file.h"
+#include "data/tokenizer_files.h"
 #include "support/compressed.h"
 
 namespace terrace {
@@ -96,6 +97,42 @@ TEST_F(DataCommandTest, MistakesGiveOneLineAndChangeNothing) {
   EXPECT_THAT(ErrorOf({"data", "check", "short.bin"}), HasSubstr("short.bin"));
   EXPECT_THAT(ErrorOf({"data", "check", "absent"}), HasSubstr("absent"));
   EXPECT_EQ(Contents(), before);
+}
+
+// Where the result cannot go is said before the work, which the missing text stands for.
+TEST_F(DataCommandTest, AnOutputThatCannotBeMadeIsNamedFirst) {
+  WriteBook();
+  const auto before = Contents();
+  for (const std::string output : {"none/x.json", "book.txt/x.json", "none/", ""}) {
+    const std::string cause = "cannot create " + output + ": ";
+    EXPECT_THAT(ErrorOf({"tokenizer", "train", "-o", output, "absent.txt"}), HasSubstr(cause));
+    EXPECT_THAT(ErrorOf({"tokenizer", "encode", "-t", "absent.json", "-o", output, "absent"}),
+                HasSubstr(cause));
+    EXPECT_THAT(ErrorOf({"tokenizer", "decode", "-t", "absent.json", "-o", output, "absent"}),
+                HasSubstr(cause));
+  }
+  EXPECT_THAT(ErrorOf({"plan", "absent.toml", "--chart", "none/x.svg"}),
+              HasSubstr("cannot create none/x.svg: No such file"));
+  EXPECT_THAT(ErrorOf({"tokenizer", "train", "-o", "book.txt", "absent.txt"}),
+              HasSubstr("book.txt exists already"));
+  EXPECT_EQ(Contents(), before);
+}
+
+// One whose time grows exponentially with the text.
+TEST_F(DataCommandTest, ASplittingPatternThatFailsNamesTheFile) {
+  TokenizerSpec spec = Tokenizer::Bytes().spec();
+  spec.tokens.push_back("ab");  // without merges nothing is split
+  spec.merges = {{'a', 'b', 257}};
+  spec.patterns = {"(?:a|a)+c|well"};
+  Write("slow.json", ToTokenizerJson(Tokenizer(std::move(spec))));
+  fs::create_directory(folder_ / "texts");
+  Write("texts/1.txt", "well\n");
+  Write("texts/2.txt", std::string(60, 'a'));
+  EXPECT_THAT(
+      ErrorOf({"data", "prepare", "-t", "slow.json", "-o", "new", "--val-fraction", "0", "texts"}),
+      HasSubstr("texts/2.txt: in a piece of 60 bytes: the splitting pattern fails at "));
+  EXPECT_THAT(ErrorOf({"tokenizer", "encode", "-t", "slow.json", "texts/2.txt"}),
+              HasSubstr("texts/2.txt: the splitting pattern fails at byte "));
 }
 
 TEST_F(DataCommandTest, PreparingSaysWhatCameOutOtherwise) {

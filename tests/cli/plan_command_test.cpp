@@ -25,6 +25,7 @@ TEST_F(PlanCommandTest, PlansPresetsAndHuggingFaceModels) {
   EXPECT_EQ(preset.exit_code, 0) << preset.errors;
   EXPECT_THAT(preset.output, StartsWith("skewadam-6.78b: 6784.33 M parameters, 442.54 M active"));
   EXPECT_THAT(preset.output, HasSubstr("memory: fits in 24.00 GiB"));
+  EXPECT_THAT(preset.output, HasSubstr("\nbest policy that fits: "));
   const ProgramResult hugging_face = Run({"plan", Mixtral(), "--memory", "24GiB"});
   EXPECT_EQ(hugging_face.exit_code, 0) << hugging_face.errors;
   EXPECT_THAT(hugging_face.output, StartsWith("mixtral-8x7b: 46.70 B parameters, 12.88 B active"));
@@ -43,6 +44,7 @@ TEST_F(PlanCommandTest, WritesJsonAndChart) {
   EXPECT_EQ(json["verdict"]["fits"], true);
   EXPECT_EQ(json["verdict"]["memory_bytes"], int64_t{8} << 30);
   EXPECT_EQ(json["run"]["policy"], "skewadam");
+  EXPECT_EQ(json["verdict"]["best_policy"]["policy"], "muon");
   EXPECT_THAT(ReadFile(folder_.path() / "memory.svg"), StartsWith("<svg "));
   EXPECT_THAT(ErrorOf({"plan", "moe-laptop", "--chart", "memory.svg"}), HasSubstr("memory.svg"));
 }

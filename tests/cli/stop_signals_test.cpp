@@ -51,6 +51,32 @@ TEST(StopSignalsTest, AnAnnouncementDoesNotCountAsTheFirstTime) {
               "");
 }
 
+// What comes before there is a StopSignals is not lost, and does not end the process.
+TEST(StopSignalsTest, WhatComesDuringTheStartIsTakenLater) {
+  for (const int signal : {SIGHUP, SIGUSR1}) {
+    EXPECT_EXIT(
+        {
+          HoldStopSignals();
+          kill(getpid(), signal);
+          std::this_thread::sleep_for(kAtOnce);
+          const StopSignals stop;
+          std::this_thread::sleep_for(milliseconds(300));
+          _exit(stop.signal() == signal ? 0 : 1);
+        },
+        ExitedWithCode(0), "");
+  }
+  EXPECT_EXIT(
+      {
+        std::signal(SIGHUP, SIG_IGN);  // nohup
+        HoldStopSignals();
+        kill(getpid(), SIGHUP);
+        const StopSignals stop;
+        std::this_thread::sleep_for(milliseconds(200));
+        _exit(stop.requested() ? 1 : 0);
+      },
+      ExitedWithCode(0), "");
+}
+
 TEST(StopSignalsTest, WhatIsIgnoredStaysSo) {
   EXPECT_EXIT(
       {

@@ -1,6 +1,7 @@
 // terrace train, eval and generate as a user runs them.
 
 #include <pty.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "cli/command_test.h"
@@ -23,8 +25,10 @@ namespace terrace {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 namespace fs = std::filesystem;
 
@@ -48,6 +52,10 @@ class TrainCommandTest : public CommandTest {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     return true;
+  }
+
+  std::string ReadIfThere(const fs::path& name) const {
+    return fs::exists(folder_ / name) ? ReadFile(folder_ / name) : "";
   }
 
   static TemporaryFolder* shared_;
@@ -84,7 +92,7 @@ TEST_F(TrainCommandTest, TrainsEvaluatesAndGenerates) {
   const ProgramResult full =
       Run({"generate", "run", "--prompt", "the old", "--temperature", "0", "--max-tokens", "1000"});
   EXPECT_EQ(full.exit_code, 0) << full.errors;
-  EXPECT_EQ(full.errors, "stopped after 25 tokens: model.max_positions = 32 are filled\n");
+  EXPECT_EQ(full.errors, "stopped after 25 tokens: model.max_positions = 32 is reached\n");
 }
 
 TEST_F(TrainCommandTest, IdsWithoutATokenAreNotDrawn) {
@@ -105,6 +113,78 @@ TEST_F(TrainCommandTest, VersionAndHelp) {
   const ProgramResult help = Run({"train", "--help"});
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_THAT(help.output, HasSubstr("--resume"));
+}
+
+// Every option without which a command refuses to begin is marked in its help, whatever the
+// command.
+TEST_F(TrainCommandTest, HelpMarksWhatIsRequired) {
+  const auto mark_of = [&](std::vector<std::string> command, const std::string& option) {
+    command.emplace_back("--help");
+    std::istringstream help(Run(command).output);
+    for (std::string line; std::getline(help, line);) {
+      const size_t at = line.find_first_not_of(' ');
+      if (at == std::string::npos || line.starts_with("Usage")) continue;
+      const std::string name = line.substr(at, line.find_first_of(" =", at) - at);
+      if (name != option && !name.ends_with("," + option)) continue;
+      return line.find(" REQUIRED") != std::string::npos ? "marked" : "not marked";
+    }
+    return "not there";
+  };
+  // "terrace: --output is required"
+  const auto first_required = [&](const std::vector<std::string>& command) {
+    const std::string error = Run(command).errors;
+    const size_t end = error.find(" is required\n");
+    if (end == std::string::npos) return std::string();
+    const size_t begin = error.rfind(' ', end - 1) + 1;
+    return error.substr(begin, end - begin);
+  };
+  int64_t found = 0;
+  const std::vector<std::vector<std::string>> commands = {{"train"},
+                                                          {"plan"},
+                                                          {"eval"},
+                                                          {"generate"},
+                                                          {"compare"},
+                                                          {"policies"},
+                                                          {"presets"},
+                                                          {"tokenizer", "train"},
+                                                          {"tokenizer", "encode"},
+                                                          {"tokenizer", "decode"},
+                                                          {"data", "prepare"},
+                                                          {"data", "check"}};
+  for (const std::vector<std::string>& command : commands) {
+    const std::string option = first_required(command);
+    if (option.empty()) continue;
+    ++found;
+    EXPECT_EQ(mark_of(command, option), "marked") << command.back() << " " << option;
+  }
+  EXPECT_GE(found, 8);
+  for (const char* option : {"config", "--output", "--policies"}) {
+    EXPECT_EQ(mark_of({"compare"}, option), "marked") << option;
+  }
+  for (const char* option : {"--lr", "--seeds", "--ablations"}) {
+    EXPECT_EQ(mark_of({"compare"}, option), "not marked") << option;
+  }
+}
+
+// "1 step", not "1 steps".
+TEST_F(TrainCommandTest, OneIsNoPlural) {
+  std::ofstream(folder_ / "one.txt") << "The sheep jumped over the fence, and over the next.\n";
+  const std::vector<std::vector<std::string>> commands = {
+      {"data", "prepare", "-o", "one", "--val-fraction", "0", "one.txt"},
+      {"train", Config(), "-o", "run", "--threads", "1", "--set", "training.steps=1"},
+      {"train", "--resume", "-o", "run", "--set", "training.steps=1"},
+      {"eval", "run", "--batches", "1"},
+      {"generate", "run", "--prompt", std::string(31, 'x'), "--max-tokens", "5"},
+      {"plan", Config(), "--memory", "1B", "--set", "training.threads=1", "--set",
+       "training.micro_batch_size=1", "--set", "training.sequence_length=2"},
+      {"compare", Config(), "-o", "study", "--policies", "adamw", "--set", "training.steps=1",
+       "--set", "training.threads=1", "--lr", "1x,2x"}};
+  for (const std::vector<std::string>& command : commands) {
+    const ProgramResult result = Run(command);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    const std::string text = result.output + result.errors + ReadIfThere("study/compare.md");
+    EXPECT_THAT(text, Not(ContainsRegex("(^|[ (])1 [a-z-]*[b-df-hj-rtv-ze]s([ ,;:.)]|\n|$)")));
+  }
 }
 
 TEST_F(TrainCommandTest, OldNamesGiveANoticeAndAreNotKept) {
@@ -441,6 +521,45 @@ TEST_F(TrainCommandTest, InterruptsSaveAndExitWithZero) {
   }
 }
 
+// What a batch system sends while the run has not begun yet ends it before its first step, and
+// --resume begins it.
+TEST_F(TrainCommandTest, ASignalDuringTheStartStopsBeforeTheFirstStep) {
+  ASSERT_EQ(Run({"train", Config(), "-o", "whole"}).exit_code, 0);
+  for (const int signal : {SIGUSR1, SIGHUP}) {
+    fs::remove_all(folder_ / "run");
+    Program::Options options = Options();
+    options.pending_signal = signal;
+    const ProgramResult result =
+        Program(Arguments({"train", Config(), "-o", "run"}), options).Wait();
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    EXPECT_THAT(result.output, StartsWith("run: 0 of 20 steps, interrupted and saved"));
+    EXPECT_THAT(result.errors, Not(HasSubstr("step 1/20")));
+    const ProgramResult resumed = Run({"train", "--resume", "-o", "run"});
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
+    EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "run"));
+  }
+}
+
+// From the first moment: where nothing but the configuration has been opened, and nobody takes
+// signals yet. An interrupt still ends the process there.
+TEST_F(TrainCommandTest, AnnouncementsAreHeldFromTheFirstMomentOn) {
+  const fs::path pipe = folder_ / "pipe.toml";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const int signal : {SIGUSR1, SIGHUP, SIGINT}) {
+    Program program(Arguments({"train", "--settings", "pipe.toml"}), Options());
+    std::ofstream config(pipe);  // waits for the reader
+    program.Send(signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::signal(SIGPIPE, SIG_IGN);
+    config << ReadFile(Config());
+    config.close();
+    const ProgramResult result = program.Wait();
+    EXPECT_EQ(result.signal, signal == SIGINT ? SIGINT : 0);
+    EXPECT_EQ(result.exit_code, signal == SIGINT ? -1 : 0) << result.errors;
+  }
+  std::signal(SIGPIPE, SIG_DFL);
+}
+
 TEST_F(TrainCommandTest, AClosedTerminalSavesTheRun) {
   int terminal = -1;
   const std::string folder = folder_.path();
@@ -531,6 +650,26 @@ TEST_F(TrainCommandTest, ADamagedCheckpointIsNamed) {
   fs::remove(folder_ / "run/metrics.jsonl");
   EXPECT_THAT(Run({"train", "-o", "run", "--resume", "--set", "training.steps=21"}).errors,
               HasSubstr("metrics.jsonl: has no lines of steps 1 to 20"));
+}
+
+TEST_F(TrainCommandTest, ADamagedConfigurationOfACheckpointIsNamedWithWhatHelps) {
+  ASSERT_EQ(Run({"train", Config(), "-o", "run"}).exit_code, 0);
+  const fs::path in_checkpoint = folder_ / "run/checkpoints/step-20/config.toml";
+  const fs::path in_run = folder_ / "run/config.toml";
+  const std::string whole = ReadFile(in_checkpoint);
+  const std::string cut = whole.substr(0, whole.find("[training]"));
+  std::ofstream(in_checkpoint) << cut;
+  EXPECT_THAT(ErrorOf({"train", "-o", "run", "--resume"}),
+              AllOf(HasSubstr("step-20/config.toml: is cut off"),
+                    EndsWith("step-20 the run goes on from what was saved before it\n")));
+  std::ofstream(in_checkpoint) << whole;
+  std::ofstream(in_run) << cut;
+  EXPECT_THAT(ErrorOf({"train", "-o", "run", "--resume", "--set", "training.steps=30"}),
+              AllOf(HasSubstr("run/config.toml: is cut off"),
+                    EndsWith("step-20/config.toml is the configuration of its last checkpoint\n")));
+  std::ofstream(in_run) << whole;
+  EXPECT_THAT(ErrorOf({"train", "-o", "run", "--resume", "--set", "training.stpes=30"}),
+              Not(HasSubstr("last checkpoint")));
 }
 
 // As the kernel sees the process: the plan, and little for the program itself.

@@ -98,8 +98,8 @@ TEST_F(ComparisonTest, TablesMarkWhatWasChosenAndWhatIsNotTuned) {
   EXPECT_THAT(text, HasSubstr("skewadam          2 (best of 3)                   2"));
   EXPECT_THAT(text, HasSubstr("skewadam-uniform  2 (skewadam's)                  3"));
   EXPECT_THAT(text, HasSubstr("2.8000 ± 0.1414"));
-  EXPECT_THAT(text, HasSubstr("3.0000       20.09  chosen, at the edge: a better one may lie"));
-  EXPECT_THAT(text, HasSubstr("2.9000       18.17  chosen\n"));
+  EXPECT_THAT(text, HasSubstr("3.0000       20.09       1  chosen, at the edge: a better one may"));
+  EXPECT_THAT(text, HasSubstr("2.9000       18.17       1  chosen\n"));
   EXPECT_THAT(text, HasSubstr("diverged in step 7: the loss is not finite"));
   EXPECT_THAT(text, Not(HasSubstr("runs are done")));
 
@@ -112,6 +112,76 @@ TEST_F(ComparisonTest, TablesMarkWhatWasChosenAndWhatIsNotTuned) {
   EXPECT_THAT(markdown, HasSubstr("| 1.5 | 5.0 |"));  // MiB of state and at the peak
 }
 
+// Memory of all seeds of a policy at its chosen rate.
+class FrontOfPoliciesTest : public ComparisonTest {
+ protected:
+  void Take(const std::string& policy, double rate, int64_t peak_bytes) {
+    for (const int64_t seed : {5, 6, 7}) {
+      results_.at(NameOf(RunSpec{policy, rate, seed})).facts.memory.peak_bytes = peak_bytes;
+    }
+  }
+  std::vector<bool> Front() const {
+    std::vector<bool> front;
+    for (const PolicyRow& row : Make().policies) front.push_back(row.on_front);
+    return front;
+  }
+};
+
+TEST_F(FrontOfPoliciesTest, IsByAllMemoryAndMeanLoss) {
+  AddResult(results_, {"skewadam", 2, 7}, 2.8);  // mean losses 3.2, 2.8 and 2.8
+  // The same memory, and two losses that are the same: both, and adamw not.
+  EXPECT_THAT(Front(), ElementsAre(false, true, true));
+  Take("adamw", 3, 1 << 20);
+  Take("skewadam", 2, 3 << 20);
+  Take("skewadam-uniform", 2, 4 << 20);
+  EXPECT_THAT(Front(), ElementsAre(true, true, false));
+  const Comparison comparison = Make();
+  const double parameters = static_cast<double>(SizeOf(study_.base.model).parameters);
+  EXPECT_EQ(comparison.policies[1].bytes_per_parameter, (3 << 20) / parameters);
+  EXPECT_EQ(static_cast<double>(comparison.parameters), parameters);
+
+  EXPECT_THAT(ToMarkdown(comparison),
+              HasSubstr(fmt::format("| 1.5 | 3.0 | {:.2f} | yes |", (3 << 20) / parameters)));
+  EXPECT_THAT(ToMarkdown(comparison),
+              HasSubstr(fmt::format("| 1.5 | 4.0 | {:.2f} |  |", (4 << 20) / parameters)));
+  const auto json = nlohmann::json::parse(ToJson(comparison));
+  EXPECT_EQ(json["policies"][1]["on_front"], true);
+  EXPECT_EQ(json["policies"][2]["on_front"], false);
+  EXPECT_EQ(json["policies"][1]["bytes_per_parameter"], (3 << 20) / parameters);
+  EXPECT_EQ(json["parameters"], comparison.parameters);
+}
+
+TEST_F(FrontOfPoliciesTest, APolicyThatDivergedIsNoChoiceAndKeepsNobodyOff) {
+  // One seed of skewadam, the best and smallest of all, has diverged at its rate.
+  Take("skewadam", 2, 1 << 20);
+  EXPECT_THAT(Front(), ElementsAre(false, false, true));
+}
+
+TEST_F(FrontOfPoliciesTest, OnePolicyIsTheFront) {
+  study_.policies.resize(1);
+  EXPECT_THAT(Front(), ElementsAre(true));
+  for (const double rate : {1.0, 2.0, 3.0}) AddDiverged(results_, {"adamw", rate, 5});
+  EXPECT_THAT(Front(), ElementsAre(false));
+}
+
+TEST_F(ComparisonTest, SpikesAreThoseOfAllRunsAtTheRate) {
+  results_.at("skewadam-lr2-seed6").spikes = 4;
+  Comparison comparison = Make();
+  EXPECT_EQ(comparison.policies[1].spikes, 1 + 4 + 1);  // of the diverged run, too
+  EXPECT_THAT(ToTerminal(comparison), HasSubstr("       6         1\n"));
+  EXPECT_THAT(ToTerminal(comparison), HasSubstr("       18.17       1  chosen\n"));
+  EXPECT_THAT(ToMarkdown(comparison), HasSubstr("the median of the 50 before by more than 7"));
+  // Results of version 0.1 do not say.
+  results_.at("skewadam-lr2-seed6").spikes.reset();
+  comparison = Make();
+  EXPECT_FALSE(comparison.policies[1].spikes);
+  EXPECT_THAT(ToTerminal(comparison), HasSubstr("1.50 ± 0.00x                 1\n"));
+  EXPECT_TRUE(nlohmann::json::parse(ToJson(comparison))["policies"][1]["spikes"].is_null());
+  // All diverged: the runs at every rate, here with two of another seed at one of them.
+  for (const double rate : {1.0, 2.0, 3.0}) AddDiverged(results_, {"adamw", rate, 5});
+  EXPECT_EQ(Make().policies[0].spikes, 3 + 2);
+}
+
 TEST_F(ComparisonTest, WhatTheRunsHadInCommonIsSaid) {
   EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine\n"));
   EXPECT_THAT(ToMarkdown(Make()), Not(HasSubstr("Over every policy")));
@@ -120,6 +190,15 @@ TEST_F(ComparisonTest, WhatTheRunsHadInCommonIsSaid) {
   results_.at("adamw-lr3-seed7").facts.threads = 2;
   EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Machine:** a machine, 1 or 2 threads\n"));
 
+  EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Gradients:** f32, sink accumulate\n"));
+  EXPECT_THAT(ToMarkdown(Make()), HasSubstr("- **Schedule:** cosine, 3 % warm-up, to 0 of "));
+  study_.base.optimizer.schedule = ScheduleKind::kWsd;
+  EXPECT_THAT(ToMarkdown(Make()),
+              HasSubstr("- **Schedule:** wsd, 3 % warm-up, 20 % decay, to 0 of the peak;"));
+  study_.base.training.sink = SinkKind::kRelease;
+  study_.base.training.activation_checkpointing = true;
+  EXPECT_THAT(ToMarkdown(Make()),
+              HasSubstr("- **Gradients:** f32, sink release, activation checkpointing\n"));
   study_.base.optimizer.weight_decay = 0.25f;
   study_.base.optimizer.populations[static_cast<size_t>(Population::kExpert)] = {
       {"lr_multiplier", 2.0}};
@@ -130,7 +209,7 @@ TEST_F(ComparisonTest, WhatTheRunsHadInCommonIsSaid) {
 
 TEST_F(ComparisonTest, ALossAboveTheFirstOneIsMarked) {
   AddResult(results_, {"adamw", 1, 5}, 5.6);
-  EXPECT_THAT(ToTerminal(Make()), HasSubstr(" 5.6000      270.43  worse than untrained\n"));
+  EXPECT_THAT(ToTerminal(Make()), HasSubstr(" 5.6000      270.43       1  worse than untrained\n"));
   AddResult(results_, {"adamw", 2, 5}, 5.7);
   AddResult(results_, {"adamw", 3, 5}, 5.8);
   EXPECT_THAT(ToTerminal(Make()), HasSubstr("chosen, at the edge: a better one may lie beyond; "
@@ -180,19 +259,20 @@ TEST_F(ComparisonTest, APerplexityBeyondAllNumbersHasAShortName) {
 TEST_F(ComparisonTest, CsvHasALineForEachPolicyAndForEachRun) {
   const std::string csv = ToCsv(Make());
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 1 + 3);
-  EXPECT_THAT(csv, HasSubstr("\nadamw,,3,3,true,3,0,3.2"));
-  EXPECT_THAT(csv, HasSubstr("\nskewadam-uniform,skewadam,2,0,false,3,0,2.8"));
+  EXPECT_THAT(csv, HasSubstr("\nadamw,,3,3,true,3,0,3,3.2"));
+  EXPECT_THAT(csv, HasSubstr("\nskewadam-uniform,skewadam,2,0,false,3,0,3,2.8"));
+  EXPECT_THAT(csv, HasSubstr(",true,1048576,2097152,1048576,524288,524288\n"));
   const std::string runs = RunsToCsv(Make());
   EXPECT_EQ(std::count(runs.begin(), runs.end(), '\n'), 1 + 13);
   // Text with a comma is quoted.
-  EXPECT_THAT(runs, HasSubstr(",7,\"the loss is not finite, first in the head\"\n"));
+  EXPECT_THAT(runs, HasSubstr(",7,\"the loss is not finite, first in the head\",1\n"));
   const auto cells_of = [](const std::string& line) {
     return std::count(line.begin(), line.end(), ',');
   };
-  EXPECT_EQ(cells_of(csv.substr(0, csv.find('\n'))), 18);
+  EXPECT_EQ(cells_of(csv.substr(0, csv.find('\n'))), 26);
   results_.clear();
   const std::string empty = ToCsv(Make());
-  EXPECT_EQ(cells_of(empty), 4 * 18);
+  EXPECT_EQ(cells_of(empty), 4 * 26);
 }
 
 TEST_F(ComparisonTest, NamesCannotBreakThePageOrTheTable) {

@@ -11,6 +11,7 @@
 
 #include "compare/study_testing.h"
 #include "core/error.h"
+#include "support/message_of.h"
 #include "train/measure.h"
 #include "train/metrics.h"
 
@@ -52,15 +53,6 @@ RunResult Make(const std::string& metrics, RunFacts facts = {}) {
   return MakeRunResult(std::move(facts), lines, "metrics.jsonl");
 }
 
-std::string MessageOf(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(ResultTest, ComesFromTheMetrics) {
   const RunResult result = Make(MetricsOf(25));
   EXPECT_EQ(result.steps, 25);
@@ -68,6 +60,7 @@ TEST(ResultTest, ComesFromTheMetrics) {
   EXPECT_EQ(result.seconds, 12.5);
   EXPECT_EQ(result.tokens_per_second, 201);  // the slow first step does not count
   EXPECT_EQ(result.first_loss, 10);
+  EXPECT_EQ(result.spikes, 0);
   EXPECT_EQ(result.unigram_entropy, 3.5);
   ASSERT_EQ(result.validation.size(), 3u);
   EXPECT_EQ(result.validation[1].step, 20);
@@ -84,6 +77,28 @@ TEST(ResultTest, ComesFromTheMetrics) {
   ASSERT_EQ(result.loads.size(), 1u);
   EXPECT_EQ(result.loads[0].layer, 3);
   EXPECT_THAT(result.loads[0].counts, ElementsAre(23 + 24 + 25, 0, 3, 6));
+}
+
+TEST(ResultTest, SpikesOfTheTrainingLossAreCounted) {
+  std::string lines;
+  for (int64_t step = 1; step <= 60; ++step) {
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.loss = step == 30 || step == 50 ? 9 : 5;
+    if (step == 60) metrics.evaluation = Evaluation{.tokens = 1, .loss = 5};
+    lines += ToJsonLine(metrics) + "\n";
+  }
+  EXPECT_EQ(Make(lines).spikes, 2);
+}
+
+// Results of version 0.1.
+TEST(ResultTest, AResultWithoutSpikesIsRead) {
+  Json json = Json::parse(ToJson(Make(MetricsOf(25))));
+  ASSERT_EQ(json.erase("spikes"), 1u);
+  const RunResult result = ParseRunResult(json.dump(), "result.json");
+  EXPECT_FALSE(result.spikes);
+  EXPECT_EQ(result.final_loss(), 4.75);
+  EXPECT_FALSE(ParseRunResult(ToJson(result), "result.json").spikes);
 }
 
 TEST(ResultTest, LongRunsAreThinnedToMeans) {

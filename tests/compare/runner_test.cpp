@@ -11,6 +11,7 @@
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "support/file_size_limit.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -56,13 +57,7 @@ class RunnerTest : public ::testing::Test {
                     callbacks);
   }
   std::string MessageOfRun(const StudyRequest& request) {
-    try {
-      Run(request);
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-      return error.what();
-    }
-    return "";
+    return MessageOf([&] { Run(request); });
   }
   fs::path RunOf(const std::string& name) const { return folder_ / "study/runs" / name; }
   RunResult ResultIn(const std::string& name) const {

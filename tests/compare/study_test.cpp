@@ -7,6 +7,7 @@
 
 #include "compare/study_testing.h"
 #include "core/error.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -17,13 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 std::string ErrorOf(const StudyRequest& request) {
-  try {
-    StudyOf(request);
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  return "";
+  return MessageOf([&] { StudyOf(request); });
 }
 
 std::vector<std::string> NamesOf(const std::vector<RunSpec>& runs) {

@@ -34,6 +34,7 @@ inline RunResult ResultOf(const RunSpec& run, double final_loss) {
   result.seconds = 2;
   result.tokens_per_second = 1280;
   result.first_loss = 5.5;
+  result.spikes = 1;
   result.unigram_entropy = 3;
   result.validation = {{10, 1280, 1, final_loss + 1}, {20, 2560, 2, final_loss}};
   for (const int64_t step : {5, 10, 15, 20}) {

@@ -14,22 +14,14 @@
 
 #include "core/error.h"
 #include "support/compressed.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
 namespace {
 
-std::string ErrorOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 void ExpectError(const std::string& part, const std::function<void()>& action) {
-  const std::string error = ErrorOf(action);
+  const std::string error = MessageOf(action);
   EXPECT_NE(error.find(part), std::string::npos) << "'" << error << "' lacks '" << part << "'";
 }
 
@@ -218,7 +210,7 @@ TEST(TokenFile, FlippedBytesAreErrorsOrFoundByTheChecksum) {
     std::string flipped = whole;
     flipped[place] = static_cast<char>(flipped[place] ^ static_cast<char>(1 + random() % 255));
     Write(folder / "flipped", flipped);
-    const std::string error = ErrorOf([&] {
+    const std::string error = MessageOf([&] {
       const TokenFile file(folder / "flipped");
       std::vector<int32_t> tokens(static_cast<size_t>(file.size()));
       file.Read(0, 70000, tokens);

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "data/pieces.h"
 #include "support/compressed.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -39,12 +40,7 @@ Texts DocumentsOf(const CorpusOptions& options, int64_t piece_bytes = 16384) {
 }
 
 std::string ErrorOf(const CorpusOptions& options) {
-  try {
-    DocumentsOf(options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return MessageOf([&] { DocumentsOf(options); });
 }
 
 CorpusOptions Inputs(std::vector<std::filesystem::path> paths) {
@@ -223,6 +219,29 @@ TEST(Documents, WhatIsLeftOutIsCountedAndNamed) {
   const std::string error = ErrorOf(options);
   EXPECT_NE(error.find("has no files ending in .txt"), std::string::npos) << error;
   EXPECT_NE(error.find(".pdf (2)"), std::string::npos) << error;
+}
+
+// What this program has left there itself is no surprise.
+TEST(Documents, OwnFilesAreNotCounted) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "shards");
+  std::filesystem::create_directory(folder / "others");
+  WriteNewFile(folder / "a.txt", "a");
+  for (const char* name : {"tokenizer.json", "shards/tokenizer.json", "shards/meta.json",
+                           "shards/train-00000.bin", "shards/val-00000.bin"}) {
+    WriteNewFile(folder / name, "x");
+  }
+  CorpusOptions options = Inputs({folder.path()});
+  Texts notices;
+  options.notice = [&](const std::string& text) { notices.push_back(text); };
+  FindFiles(options);
+  EXPECT_EQ(notices, Texts{});
+  // Names like them that are not beside a meta.json.
+  WriteNewFile(folder / "others/train-00000.bin", "x");
+  WriteNewFile(folder / "shards/more.bin", "x");
+  WriteNewFile(folder / "b.json", "x");
+  FindFiles(options);
+  EXPECT_EQ(notices, Texts{"3 files of other kinds are left out: .bin (2), .json (1)"});
 }
 
 TEST(Documents, LargeFilesComeInBatches) {

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "support/file_size_limit.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -41,6 +42,20 @@ TEST(WriteNewFile, RefusesToOverwrite) {
   EXPECT_EQ(ReadWhole(folder / "a"), "first");
   EXPECT_THROW(WriteNewFile(folder / "none" / "a", "x"), Error);
   EXPECT_EQ(EntriesOf(folder.path()), 1u);
+}
+
+TEST(RequireCreatable, SaysWhatWritingWouldSayAndLeavesNothing) {
+  const TemporaryFolder folder;
+  WriteNewFile(folder / "a", "first");
+  for (const std::filesystem::path& path :
+       {folder / "a", folder / "none/b", folder / "a/b", folder / "b/", std::filesystem::path(),
+        folder / std::string(300, 'x')}) {
+    const std::string first = MessageOf([&] { RequireCreatable(path); });
+    EXPECT_NE(first, "") << path;
+    EXPECT_EQ(first, MessageOf([&] { WriteNewFile(path, "x"); }));
+  }
+  EXPECT_EQ(MessageOf([&] { RequireCreatable(folder / "b"); }), "");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 
 TEST(WriteNewFile, TouchesNoOtherFileAndLeavesNone) {

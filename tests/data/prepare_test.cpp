@@ -19,6 +19,7 @@
 #include "data/dataset.h"
 #include "data/tokenizer_files.h"
 #include "support/file_size_limit.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -63,15 +64,6 @@ std::map<std::string, std::string> FilesOf(const std::filesystem::path& folder) 
     files[entry.path().filename()] = ReadWhole(entry.path());
   }
   return files;
-}
-
-std::string ErrorOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 std::string TextOf(uint32_t seed, int words) {
@@ -217,7 +209,7 @@ TEST_F(Prepare, ErrorsLeaveNothing) {
   WriteNewFile(folder_ / "empty.txt", "");
   WriteNewFile(folder_ / "tiny.txt", "tiny");
   const auto error = [&](const std::vector<std::string>& inputs, const Tokenizer& tokenizer) {
-    return ErrorOf([&] { PrepareCorpus(Options(inputs, "out"), tokenizer); });
+    return MessageOf([&] { PrepareCorpus(Options(inputs, "out"), tokenizer); });
   };
   EXPECT_NE(error({"a.txt", "bad.jsonl"}, bytes).find("bad.jsonl:2"), std::string::npos);
   EXPECT_NE(error({"empty.txt"}, bytes).find("no text"), std::string::npos);
@@ -235,7 +227,7 @@ TEST_F(Prepare, RefusesToOverwrite) {
   PrepareCorpus(Options({"a.txt"}, "out"), Tokenizer::Bytes());
   const auto before = FilesOf(folder_ / "out");
   const std::string error =
-      ErrorOf([&] { PrepareCorpus(Options({"b.txt"}, "out"), Tokenizer::Bytes()); });
+      MessageOf([&] { PrepareCorpus(Options({"b.txt"}, "out"), Tokenizer::Bytes()); });
   EXPECT_NE(error.find("exists"), std::string::npos);
   EXPECT_TRUE(FilesOf(folder_ / "out") == before);
 }
@@ -366,7 +358,7 @@ TEST(CorpusSummary, DamageIsAnError) {
   const TemporaryFolder folder;
   EXPECT_THROW(ReadCorpusSummary(folder.path()), Error);
   WriteNewFile(folder / "meta.json", "{\"vocab_size\": 3}");
-  EXPECT_NE(ErrorOf([&] { ReadCorpusSummary(folder.path()); }).find("meta.json"),
+  EXPECT_NE(MessageOf([&] { ReadCorpusSummary(folder.path()); }).find("meta.json"),
             std::string::npos);
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "data/files.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -23,20 +24,10 @@ const std::filesystem::path kFolder = std::filesystem::path(TERRACE_SOURCE_TEST_
 
 std::string Contents(const std::filesystem::path& name) { return ReadWhole(kFolder / name); }
 
-// The error's text, or nothing.
-std::string ErrorOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 // Either an Error of one line, or a tokenizer that works.
 void ExpectErrorOrTokenizer(const std::function<Tokenizer()>& parse) {
   const std::string text = "The mill's\n wheel \xff <|endoftext|>   12";
-  const std::string error = ErrorOf([&] {
+  const std::string error = MessageOf([&] {
     const Tokenizer tokenizer = parse();
     EXPECT_EQ(tokenizer.Decode(tokenizer.Encode(text)), text);
   });
@@ -60,7 +51,7 @@ void ExpectSame(const Tokenizer& a, const Tokenizer& b) {
 TEST(TokenizerFiles, AFolderInPlaceOfTheFileIsAnError) {
   const TemporaryFolder folder;
   std::filesystem::create_directory_symlink(folder / "", folder / "tokenizer.json");
-  EXPECT_NE(ErrorOf([&] { LoadTokenizer((folder / "").string()); }).find("tokenizer.json"),
+  EXPECT_NE(MessageOf([&] { LoadTokenizer((folder / "").string()); }).find("tokenizer.json"),
             std::string::npos);
 }
 
@@ -90,12 +81,12 @@ TEST(TokenizerFiles, FoldersHoldEither) {
 
 TEST(TokenizerFiles, NameWhatIsMissing) {
   const TemporaryFolder folder;
-  EXPECT_NE(ErrorOf([&] { LoadTokenizer((folder / "none.json").string()); }).find("none.json"),
+  EXPECT_NE(MessageOf([&] { LoadTokenizer((folder / "none.json").string()); }).find("none.json"),
             std::string::npos);
-  EXPECT_NE(ErrorOf([&] { LoadTokenizer(folder.path().string()); }).find("neither"),
+  EXPECT_NE(MessageOf([&] { LoadTokenizer(folder.path().string()); }).find("neither"),
             std::string::npos);
   std::ofstream(folder / "empty.json").flush();
-  EXPECT_NE(ErrorOf([&] { LoadTokenizer((folder / "empty.json").string()); }).find("is empty"),
+  EXPECT_NE(MessageOf([&] { LoadTokenizer((folder / "empty.json").string()); }).find("is empty"),
             std::string::npos);
 }
 
@@ -133,7 +124,7 @@ TEST(TokenizerFiles, UnsupportedKindsAreNamed) {
   for (const auto& entry : kCases) {
     json bad = good;
     bad[json::json_pointer(entry.place)] = entry.value;
-    const std::string error = ErrorOf([&] { ParseTokenizerJson(bad.dump(), "bad.json"); });
+    const std::string error = MessageOf([&] { ParseTokenizerJson(bad.dump(), "bad.json"); });
     EXPECT_NE(error.find(entry.error), std::string::npos) << entry.place << ": " << error;
     EXPECT_NE(error.find("bad.json"), std::string::npos) << error;
   }
@@ -152,7 +143,7 @@ TEST(TokenizerFiles, MergesMayBePairsToo) {
 TEST(TokenizerFiles, SurviveTruncation) {
   const std::string full = Contents("split.json");
   for (size_t size = 0; size < full.size(); size += 61) {
-    EXPECT_NE(ErrorOf([&] { ParseTokenizerJson(full.substr(0, size), "cut"); }), "") << size;
+    EXPECT_NE(MessageOf([&] { ParseTokenizerJson(full.substr(0, size), "cut"); }), "") << size;
   }
   const std::string vocabulary = Contents("gpt2/vocab.json");
   const std::string merges = Contents("gpt2/merges.txt");
@@ -161,7 +152,7 @@ TEST(TokenizerFiles, SurviveTruncation) {
         [&] { return ParseGpt2Files(vocabulary, merges.substr(0, size), "cut"); });
   }
   for (size_t size = 0; size + 1 < vocabulary.size(); size += 61) {
-    EXPECT_NE(ErrorOf([&] { ParseGpt2Files(vocabulary.substr(0, size), merges, "cut"); }), "");
+    EXPECT_NE(MessageOf([&] { ParseGpt2Files(vocabulary.substr(0, size), merges, "cut"); }), "");
   }
 }
 
@@ -202,8 +193,8 @@ TEST(TokenizerFiles, SurviveValuesOfOtherTypes) {
 }
 
 TEST(TokenizerFiles, SurviveDeepNesting) {
-  EXPECT_NE(ErrorOf([] { ParseTokenizerJson(std::string(1'000'000, '['), "deep"); }), "");
-  EXPECT_NE(ErrorOf([] {
+  EXPECT_NE(MessageOf([] { ParseTokenizerJson(std::string(1'000'000, '['), "deep"); }), "");
+  EXPECT_NE(MessageOf([] {
               ParseTokenizerJson(std::string(1'000'000, '[') + std::string(1'000'000, ']'), "deep");
             }),
             "");

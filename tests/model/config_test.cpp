@@ -6,18 +6,10 @@
 #include "core/nearest_name.h"
 #include "model/harness.h"
 #include "model/presets.h"
+#include "support/message_of.h"
 
 namespace terrace {
 namespace {
-
-std::string MessageOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 struct Wrong {
   void (*change)(ModelConfig& config);

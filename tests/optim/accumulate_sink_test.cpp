@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "optim/rule_testing.h"
+#include "support/message_of.h"
 
 namespace terrace {
 namespace {
@@ -74,17 +75,6 @@ class AccumulateSinkTest : public testing::Test {
     std::vector<std::vector<float>> weights;
     for (const Parameter& parameter : parameters_) weights.push_back(ValuesOf(parameter.value));
     return weights;
-  }
-
-  // What a check says; empty when it did not fail.
-  template <typename Thrown = InternalError, typename F>
-  static std::string MessageOf(const F& f) {
-    try {
-      f();
-    } catch (const Thrown& error) {
-      return error.what();
-    }
-    return "";
   }
 
   Arena arena_{1 << 20};
@@ -288,28 +278,33 @@ TEST_F(AccumulateSinkTest, DryRunsCountStepsOnly) {
 TEST_F(AccumulateSinkTest, MisuseIsNamed) {
   AccumulateSink& sink = MakeSink({});
   const Parameter& norm = parameters_[1];
-  EXPECT_THAT(MessageOf([&] { sink.Begin(norm); }), HasSubstr("norm: gradient outside a step"));
-  EXPECT_THAT(MessageOf([&] { sink.Skip(norm); }), HasSubstr("norm: skipped outside a step"));
-  EXPECT_THAT(MessageOf([&] { sink.Finish(); }), HasSubstr("Finish outside a step"));
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.Begin(norm); }),
+              HasSubstr("norm: gradient outside a step"));
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.Skip(norm); }),
+              HasSubstr("norm: skipped outside a step"));
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.Finish(); }), HasSubstr("Finish outside a step"));
 
   sink.BeginStep(1, kRate);
-  EXPECT_THAT(MessageOf([&] { sink.End(norm, {}); }), HasSubstr("norm: End without its Begin"));
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.End(norm, {}); }),
+              HasSubstr("norm: End without its Begin"));
   const GradientSlot slot = sink.Begin(norm);
-  EXPECT_THAT(MessageOf([&] { sink.Begin(norm); }), HasSubstr("norm: Begin twice"));
-  EXPECT_THAT(MessageOf([&] { sink.Finish(); }), HasSubstr("norm: Begin without End"));
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.Begin(norm); }), HasSubstr("norm: Begin twice"));
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.Finish(); }),
+              HasSubstr("norm: Begin without End"));
   sink.Begin(parameters_[2]);
-  EXPECT_THAT(MessageOf([&] { sink.End(norm, slot); }), HasSubstr("norm: End without its Begin"));
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.End(norm, slot); }),
+              HasSubstr("norm: End without its Begin"));
 
   sink.BeginStep(1, kRate);
   Give(1, 1);
-  EXPECT_THAT(MessageOf([&] { sink.Skip(norm); }),
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.Skip(norm); }),
               HasSubstr("norm: 2 gradient contributions, 1 were announced"));
   sink.BeginStep(2, kRate);
   Pass(1);
-  EXPECT_THAT(MessageOf([&] { sink.Finish(); }),
+  EXPECT_THAT(MessageOf<InternalError>([&] { sink.Finish(); }),
               HasSubstr("tokens: 2 gradient contributions in 2 micro-batches, not 4"));
 
-  EXPECT_THAT(MessageOf<Error>([&] { MakeSink({.max_norm = 0}); }), HasSubstr("clipping.max_norm"));
+  EXPECT_THAT(MessageOf([&] { MakeSink({.max_norm = 0}); }), HasSubstr("clipping.max_norm"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "optim/rule_testing.h"
+#include "support/message_of.h"
 
 namespace terrace {
 
@@ -152,17 +153,6 @@ inline std::vector<std::byte> WeightsAfterSteps(std::string_view rule, const Set
   }
   omp_set_num_threads(before);
   return bytes;
-}
-
-// The message of the Error that body() throws, or "".
-template <typename Body>
-std::string MessageOf(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace terrace

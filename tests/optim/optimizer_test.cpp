@@ -9,6 +9,7 @@
 #include "optim/accumulate_sink.h"
 #include "optim/release_sink.h"
 #include "optim/rule_testing.h"
+#include "support/message_of.h"
 
 namespace terrace {
 namespace {
@@ -148,36 +149,33 @@ TEST(UntrainedTest, HasNeitherStateNorGradient) {
   EXPECT_THROW(accumulate.Skip(parameters[1]), InternalError);
 }
 
-std::string MessageOf(const Policy& policy) {
+std::string MessageOfPolicy(const Policy& policy) {
   Parameters parameters;
   Add(parameters, "layers.0.router.weight", Population::kRouter, {4, 8});
-  try {
+  return MessageOf([&] {
     StateBytesOf(policy, parameters);
     Arena arena = Arena::Dry();
     Optimizer optimizer(policy, parameters, arena, 1);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(PolicyTest, ErrorsNameThePopulation) {
-  EXPECT_EQ(MessageOf(PolicyNamed("skewadam")), "");
+  EXPECT_EQ(MessageOfPolicy(PolicyNamed("skewadam")), "");
   Policy policy = PolicyNamed("skewadam");
   std::erase_if(policy.entries,
                 [](const PolicyEntry& entry) { return entry.population == Population::kRouter; });
-  EXPECT_EQ(MessageOf(policy),
+  EXPECT_EQ(MessageOfPolicy(policy),
             "policy skewadam: population router has no rule; layers.0.router.weight needs one");
   policy.entries.push_back({.population = Population::kRouter, .rule = "skewadan"});
-  EXPECT_EQ(MessageOf(policy),
+  EXPECT_EQ(MessageOfPolicy(policy),
             "policy skewadam: population router: no rule is called skewadan, did you mean "
             "skewadam?");
   policy.entries.back() = {
       .population = Population::kRouter, .rule = "adamw", .settings = {{"beta1", 2.0}}};
-  EXPECT_EQ(MessageOf(policy),
+  EXPECT_EQ(MessageOfPolicy(policy),
             "policy skewadam: population router: adamw: beta1 = 2 is not within 0 .. 0.9999999");
   policy.entries.back() = {.population = Population::kNorm, .rule = "skewadam"};
-  EXPECT_EQ(MessageOf(policy), "policy skewadam: population norm has two rules");
+  EXPECT_EQ(MessageOfPolicy(policy), "policy skewadam: population norm has two rules");
 }
 
 // A model of all kinds of tensors with data, in an arena of its own.

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "optim/optimizer.h"
 #include "optim/rules/rules.h"
+#include "support/message_of.h"
 
 namespace terrace {
 namespace {
@@ -24,17 +25,6 @@ PolicyEntry EntryOf(const Policy& policy, Population population) {
 
 Policy PolicyOfText(std::string_view text) {
   return ResolvePolicy("mine.toml", ParsePolicy(text, "mine.toml"));
-}
-
-template <typename Body>
-std::string MessageOf(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  return "";
 }
 
 void ExpectSame(const Policy& a, const Policy& b) {

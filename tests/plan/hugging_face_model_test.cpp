@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "plan/declared_plan.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 #include "train/config.h"
 
@@ -27,12 +28,7 @@ std::string FileText(const std::string& name) {
 }
 
 std::string ErrorOf(std::string_view json) {
-  try {
-    ParseHuggingFaceModel(json, "config.json");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return MessageOf([&] { ParseHuggingFaceModel(json, "config.json"); });
 }
 
 // The text with the first `from` replaced.

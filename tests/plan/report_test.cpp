@@ -20,6 +20,7 @@
 namespace terrace {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -104,6 +105,87 @@ TEST(AdviceTest, LeavesOutWhatContainsAnEarlierSuggestion) {
   EXPECT_FALSE(Advise(unbalanced.config, INT64_MAX, [](const ResolvedRun&) { return 1; })
                    .fitting[0]
                    .changes_numbers);
+}
+
+// The best that fits is the first of the table that does, for every budget between two of them.
+TEST(BestPolicyTest, IsTheFirstThatFits) {
+  struct Planned {
+    std::string policy;
+    SinkKind sink;
+    int64_t peak_bytes;
+  };
+  std::vector<Planned> in_order;
+  for (const std::string_view policy : PoliciesByLoss()) {
+    for (const SinkKind sink : {SinkKind::kAccumulate, SinkKind::kRelease}) {
+      const Subject subject = Preset110m({fmt::format("optimizer.policy={}", policy),
+                                          fmt::format("training.sink={}", NameOf(sink))});
+      in_order.push_back(
+          {std::string(policy), sink, PlanTraining(subject.config).total_peak_bytes});
+    }
+  }
+  const Subject subject = Preset110m({"optimizer.policy=lion"});
+  const Planner planner = [](const ResolvedRun& run) { return PlanTraining(run).total_peak_bytes; };
+  std::set<std::string> named;
+  for (const Planned& exact : in_order) {
+    for (const int64_t budget : {exact.peak_bytes, exact.peak_bytes - 1}) {
+      const auto expected = std::find_if(in_order.begin(), in_order.end(),
+                                         [&](const Planned& p) { return p.peak_bytes <= budget; });
+      const std::optional<BestPolicy> best = FindBestPolicy(subject.config, budget, planner);
+      ASSERT_EQ(best.has_value(), expected != in_order.end()) << budget;
+      if (!best) continue;
+      EXPECT_EQ(best->name, expected->policy);
+      EXPECT_EQ(best->sink, expected->sink);
+      EXPECT_EQ(best->peak_bytes, expected->peak_bytes);
+      named.insert(expected->policy);
+    }
+  }
+  EXPECT_GT(named.size(), 1u);  // else the table could be one policy
+}
+
+TEST(BestPolicyTest, IsReadyMadeAndTakesLessThanThoseBefore) {
+  int64_t before = INT64_MAX;
+  for (const std::string_view policy : PoliciesByLoss()) {
+    const int64_t peak =
+        PlanTraining(Preset110m({fmt::format("optimizer.policy={}", policy)}).config)
+            .total_peak_bytes;
+    EXPECT_LT(peak, before) << policy;
+    before = peak;
+  }
+}
+
+TEST(BestPolicyTest, PassesOverWhatTheRunDoesNotAllow) {
+  // Only a rule with this setting can serve; of the table that is skewadam's.
+  const Subject subject = Preset110m({"optimizer.populations.expert={eps_mode=\"relative\"}"});
+  const std::optional<BestPolicy> best =
+      FindBestPolicy(subject.config, INT64_MAX, [](const ResolvedRun&) { return 1; });
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->name, "skewadam-relative-eps");
+}
+
+TEST(BestPolicyTest, IsSaidInTextAndJson) {
+  const auto best_of = [](const PlanReport& report) {
+    return nlohmann::json::parse(ToJson(report))["verdict"]["best_policy"];
+  };
+  const Subject muon = Preset110m({"optimizer.policy=muon"});
+  const PlanReport roomy = MakeReport(muon, int64_t{1} << 40);
+  EXPECT_THAT(ToText(roomy), HasSubstr("\nbest policy that fits: muon, as planned\n"));
+  EXPECT_EQ(best_of(roomy)["policy"], "muon");
+  EXPECT_EQ(best_of(roomy)["sink"], "accumulate");
+  EXPECT_EQ(best_of(roomy)["peak_bytes"], roomy.memory.ledger.total_peak_bytes);
+
+  const PlanReport tight = MakeReport(muon, roomy.memory.ledger.total_peak_bytes - 1);
+  EXPECT_THAT(
+      ToText(tight),
+      ContainsRegex("\nbest policy that fits: --policy muon --sink release, [0-9.]+ MiB\n"));
+  EXPECT_EQ(best_of(tight)["sink"], "release");
+
+  const PlanReport hopeless = MakeReport(muon, 1 << 20);
+  EXPECT_THAT(ToText(hopeless),
+              HasSubstr("best policy: none of muon, skewadam-relative-eps, adafactor fits"));
+  EXPECT_TRUE(best_of(hopeless).is_null());
+
+  const PlanReport unknown = MakeReport(muon, std::nullopt);
+  EXPECT_THAT(ToText(unknown), Not(HasSubstr("best policy")));
 }
 
 // Trains with what is said to give the same results, and with what is said to give others.

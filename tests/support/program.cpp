@@ -46,6 +46,13 @@ Program::Program(std::vector<std::string> arguments, const Options& options)
   if (!options.folder.empty() && chdir(options.folder.c_str()) != 0) _exit(126);
   std::optional<FileSizeLimit> limit;  // the new program inherits it
   if (options.max_file_bytes >= 0) limit.emplace(static_cast<rlim_t>(options.max_file_bytes));
+  if (options.pending_signal != 0) {  // both outlive exec
+    sigset_t held;
+    sigemptyset(&held);
+    sigaddset(&held, options.pending_signal);
+    sigprocmask(SIG_BLOCK, &held, nullptr);
+    kill(getpid(), options.pending_signal);
+  }
   execv(argv[0], argv.data());
   _exit(127);
 }

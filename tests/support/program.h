@@ -25,6 +25,7 @@ class Program {
     std::filesystem::path folder;          // to run in; empty: the current one
     std::vector<std::string> environment;  // "NAME=value", added
     int64_t max_file_bytes = -1;           // a write beyond fails, as on a full disk; -1: no limit
+    int pending_signal = 0;                // sent, and held back, before the program begins
   };
   // arguments[0] is the program's path.
   Program(std::vector<std::string> arguments, const Options& options);

@@ -14,6 +14,7 @@
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "support/file_size_limit.h"
+#include "support/message_of.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
 #include "train/safetensors.h"
@@ -74,14 +75,10 @@ class CheckpointTest : public ::testing::Test {
                           trained.optimizer);
   }
   std::string MessageOfLoad(const fs::path& checkpoint, Trained& into) {
-    try {
+    return MessageOf([&] {
       LoadModel(checkpoint, into.model);
       LoadState(checkpoint, into.model, into.optimizer);
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-      return error.what();
-    }
-    return "";
+    });
   }
 
   TemporaryFolder folder_;

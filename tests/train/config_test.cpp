@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "model/presets.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
@@ -74,12 +75,7 @@ class ConfigTest : public ::testing::Test {
     return LoadSavedConfig(path_, assignments);
   }
   std::string MessageOfSaved(std::string_view text) {
-    try {
-      LoadSaved(text);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return terrace::MessageOf([&] { LoadSaved(text); });
   }
 
   TemporaryFolder folder_;
@@ -464,6 +460,39 @@ TEST_F(ConfigTest, ASavedConfigThatWasCutIsRecognised) {
               HasSubstr("config.toml: is cut off: its last line is missing"));
 }
 
+// Every schedule with every share of warm-up, as a study of stability sweeps them.
+TEST_F(ConfigTest, SchedulesAndWarmUpAreSettings) {
+  const int64_t steps = Load(kGood, {"training.steps=1000"}).training.steps;
+  for (const char* name : {"constant", "linear", "cosine", "wsd"}) {
+    for (const double warmup : {0.0, 0.03, 0.1}) {
+      const std::vector<std::string> sweep = {"training.steps=1000",
+                                              fmt::format("optimizer.schedule={}", name),
+                                              fmt::format("optimizer.warmup_fraction={}", warmup)};
+      const ResolvedRun run(
+          Load("[data]\nfolder = \"x\"\n[model]\npreset = \"moe-laptop\"\n", sweep));
+      EXPECT_EQ(NameOf(run.schedule.kind), name);
+      EXPECT_EQ(run.schedule.warmup_steps, std::llround(warmup * static_cast<double>(steps)));
+      const double peak = run.schedule.peak;
+      if (warmup == 0) {
+        EXPECT_EQ(run.schedule.LearningRate(1), peak);
+      } else {
+        EXPECT_LT(run.schedule.LearningRate(1), peak / 10);
+      }
+      EXPECT_EQ(run.schedule.LearningRate(run.schedule.warmup_steps + 1), peak);
+      // It comes back from what the run keeps.
+      const ResolvedRun kept(LoadSaved(SavedConfigText(run.config)));
+      EXPECT_EQ(kept.schedule.warmup_steps, run.schedule.warmup_steps);
+      EXPECT_EQ(kept.schedule.LearningRate(700), run.schedule.LearningRate(700));
+    }
+  }
+  // What others call it.
+  for (const char* theirs : {"warmup_ratio", "warmup_steps", "warmup"}) {
+    EXPECT_THAT(MessageOf(kGood, {fmt::format("optimizer.{}=0.1", theirs)}),
+                HasSubstr("optimizer.warmup_fraction"))
+        << theirs;
+  }
+}
+
 // A config.toml as the first release left it, of a model of MoE layers only.
 constexpr std::string_view kOldSaved = R"([model]
 preset = ''  # a model by name, which the other keys change
@@ -550,6 +579,8 @@ TEST_F(ConfigTest, RunsOfTheReleaseBeforeAreRead) {
   ExpectSame(config, Load(kOldSaved));
   EXPECT_EQ(LoadSaved(kOldSaved, {"training.steps=30"}).training.steps, 30);
   EXPECT_THROW(LoadSaved(kOldSaved, {"optimizer.max_norm=2"}), Error);
+  EXPECT_TRUE(config.saved_earlier);
+  EXPECT_FALSE(LoadSaved(SavedConfigText(config)).saved_earlier);
 
   // Cut at the end of any line, but for comments at the end of nothing that was set.
   for (size_t end = kOldSaved.find('\n') + 1; end < kOldSaved.size();

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "support/message_of.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
 #include "train/checkpoint.h"
@@ -50,12 +51,7 @@ class RoomTest : public testing::Test {
   }
 
   std::string MessageOfTrain(const TrainOptions& options = {}) const {
-    try {
-      Train(config_, run_.path, options, {});
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return MessageOf([&] { Train(config_, run_.path, options, {}); });
   }
   // Of the files of the newest checkpoint.
   int64_t BytesOnDisk() const {

@@ -11,23 +11,13 @@
 #include "core/atomic_file.h"
 #include "core/rng.h"
 #include "support/file_size_limit.h"
+#include "support/message_of.h"
 #include "support/temporary_folder.h"
 
 namespace terrace {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string MessageOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    return message;
-  }
-  return "";
-}
 
 void Put(const std::filesystem::path& path, std::string_view content) {
   std::ofstream(path, std::ios::binary) << content;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "backend/cpu/cpu_backend.h"
@@ -117,6 +118,13 @@ TEST(StepTest, CheckpointingGivesTheSameGradientsAndCounts) {
   config.model.layers = 4;
   Fixture plain(config), again(config);
   const auto batches_a = plain.Batches(2, 2), batches_b = again.Batches(2, 2);
+  // Of experts without tokens nothing is written.
+  for (Fixture* fixture : {&plain, &again}) {
+    for (const Parameter& parameter : fixture->model.parameters()) {
+      const TensorView gradient = fixture->sink.Gradient(parameter);
+      std::memset(gradient.data, 0, static_cast<size_t>(gradient.bytes()));
+    }
+  }
   plain.sink.BeginStep(2, 0);
   const StepLosses a = ForwardBackward(plain.model, batches_a, {9}, plain.sink);
   again.sink.BeginStep(2, 0);
@@ -125,7 +133,6 @@ TEST(StepTest, CheckpointingGivesTheSameGradientsAndCounts) {
   EXPECT_EQ(a.routing[1].counts, b.routing[1].counts);
   for (size_t p = 0; p < plain.model.parameters().size(); ++p) {
     const Parameter& parameter = plain.model.parameters()[p];
-    if (!plain.sink.Touched(parameter)) continue;
     EXPECT_TRUE(SameBytes(again.sink.Gradient(again.model.parameters()[p]),
                           plain.sink.Gradient(parameter)));
   }

@@ -14,6 +14,7 @@
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "data/tokenizer_files.h"
+#include "support/message_of.h"
 #include "support/small_run.h"
 #include "support/temporary_folder.h"
 #include "train/checkpoint.h"
@@ -51,13 +52,7 @@ class TrainerTest : public ::testing::Test {
                   .stop = [&] { return last >= stop_after; }});
   }
   std::string MessageOfRun(const fs::path& folder, bool resume = false) {
-    try {
-      Run(folder, resume);
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-      return error.what();
-    }
-    return "";
+    return MessageOf([&] { Run(folder, resume); });
   }
 
   static TemporaryFolder* shared_;
@@ -161,6 +156,52 @@ TEST_F(TrainerTest, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
   Run(folder_ / "whole");
   Run(folder_ / "cut", false, 5);
   fs::remove_all(folder_ / "cut/checkpoints");
+  Run(folder_ / "cut", true);
+  EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
+}
+
+// A config.toml as the first release wrote it, without the lines that this one puts around it.
+TEST_F(TrainerTest, ARunUnderAnEarlierScheduleIsResumedWithANotice) {
+  const auto as_before = [&](const fs::path& folder) {
+    const fs::path path = LatestCheckpoint(RunFolder{folder}.checkpoints()).value() / "config.toml";
+    std::string text = ReadFile(path);
+    text.erase(0, text.find('\n') + 1);
+    text.erase(text.rfind("# complete"));
+    // Keys that it had and that are gone.
+    text.insert(text.find("[model]\n") + 8, "attention = 'gqa'\n");
+    text.insert(text.find("[model.router]\n") + 15, "score = 'softmax'\n");
+    // It wrote those without effect like all others.
+    text.replace(text.find("# base = "), 9, "base = ''");
+    const size_t idle = text.find("# min_ratio = ");
+    if (idle != std::string::npos) text.erase(idle, 2);
+    std::ofstream(path) << text;
+  };
+  Run(folder_ / "run", false, 5);
+  as_before(folder_ / "run");
+  Run(folder_ / "run", true, 7);
+  ASSERT_EQ(warnings_.size(), 1u);
+  EXPECT_THAT(warnings_[0], HasSubstr("step-5 is of an earlier version, whose schedules reached"));
+  Run(folder_ / "run", true);
+  EXPECT_EQ(warnings_.size(), 1u);  // once
+  // A constant rate is as it was.
+  config_.optimizer.schedule = ScheduleKind::kConstant;
+  Run(folder_ / "constant", false, 5);
+  as_before(folder_ / "constant");
+  Run(folder_ / "constant", true);
+  EXPECT_EQ(warnings_.size(), 1u);
+}
+
+// A wish to end that comes before the first step: there is a run to resume, and no step taken.
+TEST_F(TrainerTest, StoppedBeforeTheFirstStepItIsResumedAsWhole) {
+  Run(folder_ / "whole");
+  const TrainResult stopped = Run(folder_ / "cut", false, 0);
+  EXPECT_TRUE(stopped.interrupted);
+  EXPECT_EQ(stopped.step, 0);
+  EXPECT_FALSE(LatestCheckpoint(RunFolder{folder_ / "cut"}.checkpoints()));
+  Run(folder_ / "cut", true, 5);
+  const TrainResult again = Run(folder_ / "cut", true, 0);  // in the middle
+  EXPECT_TRUE(again.interrupted);
+  EXPECT_EQ(again.step, 5);
   Run(folder_ / "cut", true);
   EXPECT_EQ(RepeatableParts(folder_ / "whole"), RepeatableParts(folder_ / "cut"));
 }

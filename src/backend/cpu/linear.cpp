@@ -147,7 +147,7 @@ Method WeightMethod(const Matmul& matmul, const Call& call) {
   const bool transpose = TransposesOperands(matmul);
   const bool copies = !native || transpose;
   return {.inputs = inputs,
-          .output = amx ? call.c.dtype : DType::kF32,
+          .output = DType::kF32,  // gradients of bfloat16 are slices of float32: LeaveRounded
           .kernel = Kernel::kAnySize,
           .transpose_a = copies,
           .transpose_b = transpose,
