@@ -135,8 +135,8 @@ TEST(SinkGdTest, SettingsWithoutEffectAreRefused) {
               HasSubstr("grouping has no effect"));
   EXPECT_THAT(refused({{"beta", 0.5}}), HasSubstr("beta has no effect"));
   EXPECT_THAT(refused({{"block_neurons", 2.0}}), HasSubstr("block_neurons has no effect"));
-  EXPECT_THAT(refused({{"momentum", "int8"}}),
-              HasSubstr("has to be one of none, f32, bf16, hidden_f32, hidden_bf16"));
+  EXPECT_THAT(refused({{"momentum", "int4"}}),
+              HasSubstr("has to be one of none, f32, bf16, int8, hidden_f32, hidden_bf16"));
 }
 
 TEST(SinkGdTest, TheSignOfAMomentum) {

@@ -48,6 +48,7 @@ struct Variant {
     const double columns = static_cast<double>(shape[1]);
     if (scale == "keller") return std::sqrt(std::max(1.0, rows / columns));
     if (scale == "moonshot") return 0.2 * std::sqrt(std::max(rows, columns));
+    if (scale == "spectral") return std::sqrt(rows / columns);
     return 1;
   }
   Settings AsSettings(const std::string& precision = "f32") const {
@@ -101,7 +102,8 @@ TEST(MuonTest, MatchesTheFormula) {
   for (const Variant& variant : {Variant{},
                                  {.nesterov = false, .scale = "keller"},
                                  {.beta = 0.5, .scale = "none", .ns_steps = 2},
-                                 {.scale = "keller", .eps = 1e-2}}) {
+                                 {.scale = "keller", .eps = 1e-2},
+                                 {.scale = "spectral", .ns_steps = 3}}) {
     for (const Shape& shape : Shapes()) {
       for (const DType gradient_dtype : {DType::kF32, DType::kBF16}) {
         SCOPED_TRACE(fmt::format("{} {} {}", TextOf(variant.AsSettings()), shape.ToString(),
@@ -304,7 +306,15 @@ TEST(MuonTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(MessageOf([&] {
               MakeRule("muon", {{"scale", "moon"}});
             }),
-            "muon: scale = 'moon' has to be one of none, keller, moonshot");
+            "muon: scale = 'moon' has to be one of none, keller, moonshot, spectral");
+  EXPECT_EQ(MessageOf([&] {
+              MakeRule("muon", {{"momentum", "hidden_f32"}, {"nesterov", true}});
+            }),
+            "muon: nesterov has no effect without a momentum that is not hidden");
+  EXPECT_EQ(MessageOf([&] {
+              MakeRule("muon", {{"momentum", "none"}, {"beta", 0.9}});
+            }),
+            "muon: beta has no effect without a momentum");
 }
 
 TEST(MuonTest, ThePolicyServesHiddenMatrices) {

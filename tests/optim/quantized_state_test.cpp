@@ -119,7 +119,7 @@ TEST(QuantizedStateTest, SkewAdamStoresItsMomentumQuantized) {
   for (const Settings& settings : {kExact, kFactored}) {
     for (const Shape& shape : Shapes()) {
       SCOPED_TRACE(TextOf(settings) + shape.ToString());
-      const int64_t length = shape.rank() == 2 ? shape[1] : shape.size();
+      const int64_t length = kernels::CodeRow(shape);
       RuleBench quantized("skewadam", settings, 0, shape);
       RuleBench exact("skewadam", With(settings, "momentum", "f32"), 0, shape);
       EXPECT_EQ(quantized.state()[1].shape, kernels::QuantizationScales(shape));
@@ -151,7 +151,7 @@ TEST(QuantizedStateTest, SkewAdamStepsByTheStoredMomentum) {
     for (const Shape& shape : Shapes()) {
       SCOPED_TRACE(TextOf(settings) + shape.ToString());
       const bool factored = shape.rank() == 2 && settings == kFactored;
-      const int64_t length = shape.rank() == 2 ? shape[1] : shape.size();
+      const int64_t length = kernels::CodeRow(shape);
       RuleBench bench("skewadam", settings, 0, shape);
       Fill(bench.weight(), std::vector<float>(shape.size()));
       bench.SetGradient(RandomValues(shape.size(), 0.01, 2));
