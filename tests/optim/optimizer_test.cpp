@@ -85,6 +85,38 @@ TEST(StateBytesTest, EqualThePublishedFigures) {
             27150603776 - 4 * 128 * 4096 + 4 * (128 * 4096 + 128 + 4096));
 }
 
+// What a parameter of an expert costs under `release`, where its gradient does not stay: 2 bytes of
+// weight and what its momentum takes, as a state or as a hidden buffer.
+TEST(StateBytesTest, BytesOfAMomentum) {
+  struct Case {
+    const char* momentum;
+    double bytes;
+  };
+  const Case cases[] = {{"none", 2}, {"int8", 3 + 4.0 / 256}, {"bf16", 4},
+                        {"f32", 6},  {"hidden_bf16", 4},      {"hidden_f32", 6}};
+  Parameters parameters;
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+    Add(parameters, name, Population::kExpert, {4096, 4096});
+  }
+  const int64_t count = 3 * 4096 * 4096;
+  for (const auto& [rule, hidden, row_and_column] :
+       {std::tuple("sinkgd", true, 0.0), {"muon", true, 0.0}, {"skewadam", false, 1.0}}) {
+    for (const auto& [momentum, bytes] : cases) {
+      if (!hidden && std::string_view(momentum).starts_with("hidden")) continue;
+      SCOPED_TRACE(fmt::format("{} {}", rule, momentum));
+      PolicyEntry entry{.population = Population::kExpert, .rule = rule};
+      entry.settings = {{"momentum", momentum}};
+      Arena arena = Arena::Dry();
+      const Optimizer optimizer({.name = "test", .entries = {entry}}, parameters, arena, 1);
+      int64_t held = count * BytesOf(DType::kBF16);
+      for (const TensorView& view : optimizer.state()) held += view.bytes();
+      // Of skewadam a float a row and a column.
+      EXPECT_DOUBLE_EQ(static_cast<double>(held) / static_cast<double>(count),
+                       bytes + row_and_column * 8 / 4096);
+    }
+  }
+}
+
 TEST(StateBytesTest, AreWhatTheOptimizerAllocatesInADryArena) {
   const Parameters parameters = LargeModel();
   for (std::string_view name : PolicyNames()) {
