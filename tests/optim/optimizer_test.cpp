@@ -77,6 +77,10 @@ TEST(StateBytesTest, EqualThePublishedFigures) {
   const int64_t backbone = count - int64_t{128} * 3 * 4096 * 4096 - 524288;
   EXPECT_EQ(bytes("skewadam-bf16-momentum"), skewadam.total - 2 * backbone);
   EXPECT_EQ(bytes("skewadam-int8-momentum"), skewadam.total - 3 * backbone + 4 * backbone / 256);
+  // The same for experts, without the router. Rows have 4096 columns.
+  EXPECT_EQ(bytes("skewadam-expert-int8"),
+            bytes("skewadam-int8-momentum") + (count - backbone - 524288) * 260 / 256);
+  EXPECT_EQ(bytes("skewadam-expert-f32"), bytes("skewadam-expert-momentum"));
   // Norms and the router keep float32.
   const int64_t wide = 10 * 4096 + 524288;
   EXPECT_EQ(bytes("adamw8bit"), 8 * wide + 2 * (count - wide) + 2 * 4 * (count - wide) / 256);
