@@ -40,14 +40,16 @@ GRADIENT_BAR, FIRST_STEPS, FIRST_BAR, BAR = 5e-6, 3, 1e-6, 10
 
 # --- Terrace's run
 def train(data, out, steps, rate):
-    settings = {"model.router.noise_scale": 0, "data.folder": data, "training.steps": steps, "training.precision": "f32",
-                "training.micro_batch_size": SEQUENCES, "training.sequence_length": LENGTH,
-                "training.seed": SEED, "training.eval_interval": 0, "training.checkpoint_interval": 0,
-                "training.keep": 1, "optimizer.policy": "adamw", "optimizer.learning_rate": rate,
+    settings = {"model.router.noise_scale": 0, "data.folder": data, "training.steps": steps,
+                "training.precision": "f32", "training.micro_batch_size": SEQUENCES,
+                "training.sequence_length": LENGTH, "training.seed": SEED,
+                "training.eval_interval": 0, "training.checkpoint_interval": 0, "training.keep": 1,
+                "optimizer.policy": "adamw", "optimizer.learning_rate": rate,
                 "optimizer.schedule": "constant", "optimizer.warmup_fraction": 0,
                 "optimizer.clipping": "global_norm", "optimizer.max_norm": MAX_NORM}
     assignments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    subprocess.run([PROGRAM, "train", CONFIG, "-o", out, *assignments], check=True, stdout=sys.stderr)
+    subprocess.run([PROGRAM, "train", CONFIG, "-o", out, *assignments], check=True,
+                   stdout=sys.stderr)
 
 
 def metrics(run):
@@ -127,7 +129,8 @@ class Batches:
 # --- PyTorch's run
 def name_in_pytorch(name):
     for ours, theirs in (("tok_emb.", "tokens."), ("pos_emb.", "positions."),
-                         ("layers.", "blocks."), (".attn.", ".attention."), (".ff.", ".ffn."), ("norm_f.", "norm.")):
+                         ("layers.", "blocks."), (".attn.", ".attention."), (".ff.", ".ffn."),
+                         ("norm_f.", "norm.")):
         name = name.replace(ours, theirs)
     return name
 
@@ -211,12 +214,14 @@ def main():
             if step <= FIRST_STEPS:
                 first = largest
             print(f"{step:4} {ours[step]['loss']:11.7f} {loss:11.7f} {difference:11.1e} "
-                  f"{by_rounding:11.1e} {ours[step]['gradient_norm']:10.6f} {norm:10.6f}", flush=True)
+                  f"{by_rounding:11.1e} {ours[step]['gradient_norm']:10.6f} {norm:10.6f}",
+                  flush=True)
     print(f"largest relative differences: gradients of step 1 {gradients:.1e} (bar "
           f"{GRADIENT_BAR:.0e}), losses {first:.1e} in the first {FIRST_STEPS} steps (bar "
           f"{FIRST_BAR:.0e}), {largest:.1e} in all {arguments.steps} (bar: {BAR} times the "
           f"{rounding:.1e} of rounding)")
-    return 0 if gradients <= GRADIENT_BAR and first <= FIRST_BAR and largest <= BAR * rounding else 1
+    agrees = gradients <= GRADIENT_BAR and first <= FIRST_BAR and largest <= BAR * rounding
+    return 0 if agrees else 1
 
 
 if __name__ == "__main__":
