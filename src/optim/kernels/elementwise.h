@@ -1,8 +1,8 @@
 // Passes over tensors whose second moment has an entry an element; the shape does not matter.
 // Each works on a range of elements whose start is a multiple of kStripe, so that callers choose
 // the parallel blocks; each is deterministic. "any" is float32 or bfloat16; second moments are
-// float32. Where the type is Stored, codes are possible too (block_quantization.h): of a matrix,
-// ranges are of whole rows then, and stripes end with their row.
+// float32. Where the type is Stored, codes are possible too (block_quantization.h): ranges are
+// multiples of their GrainOf then, and stripes end with their row.
 #pragma once
 
 #include <cstdint>
