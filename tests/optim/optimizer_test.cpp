@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "optim/accumulate_sink.h"
 #include "optim/release_sink.h"
@@ -118,6 +119,31 @@ TEST(StateBytesTest, BytesOfAMomentum) {
       EXPECT_DOUBLE_EQ(static_cast<double>(held) / static_cast<double>(count),
                        bytes + row_and_column * 8 / 4096);
     }
+  }
+}
+
+// What README and `terrace policies` say of budgets: bytes an expert's parameter of bfloat16 costs
+// under `release`, the few of rows, columns and scales aside.
+TEST(StateBytesTest, ReadyPoliciesKeepToTheirBudgets) {
+  std::map<std::string_view, int64_t> budgets = {
+      {"mesh-stateless", 2}, {"mesh-bf16-buffer", 4}, {"mesh", 6}, {"muon", 6}, {"muon-hidden", 6}};
+  for (const ReadyPolicy& policy : ReadyPolicies()) {
+    // "for 3 bytes a parameter: ..."
+    if (policy.summary.substr(5).starts_with(" bytes a parameter:")) {
+      budgets[policy.name] = policy.summary[4] - '0';
+    }
+  }
+  EXPECT_EQ(budgets.size(), 10u);
+  Parameters parameters;
+  Add(parameters, "expert", Population::kExpert, {4096, 4096});
+  const double count = 4096 * 4096;
+  for (const auto& [name, budget] : budgets) {
+    Arena arena = Arena::Dry();
+    const Optimizer optimizer(PolicyNamed(name), parameters, arena, 1);
+    double bytes = 2 * count;
+    for (const TensorView& view : optimizer.state()) bytes += static_cast<double>(view.bytes());
+    EXPECT_GE(bytes / count, static_cast<double>(budget)) << name;
+    EXPECT_LT(bytes / count, static_cast<double>(budget) + 0.02) << name;
   }
 }
 
