@@ -226,7 +226,8 @@ momentum = "int8"
 rule = "muon"
 momentum = "int8"
 )"},
-      {"muon-hidden", "for `accumulate`: Muon whose momentum is the gradient buffer, and no state",
+      {"muon-hidden",
+       "for `accumulate`: Muon whose momentum is the gradient buffer, which is no state",
        R"(
 base = "muon"
 [attention]
