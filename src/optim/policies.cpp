@@ -62,6 +62,25 @@ base = "skewadam"
 [default]
 eps_mode = "relative"
 )"},
+      // For a budget of bytes a parameter, of bfloat16 weights under `release`: 2 without momentum,
+      // 3 with one of 8 bits, 6 of float32. The like with 4 is a line of one's own: momentum =
+      // "bf16".
+      {"skewadam-expert-int8",
+       "for 3 bytes a parameter: SkewAdam off its eps floor, momentum for experts too, in 8 bits",
+       R"(
+base = "skewadam-relative-eps"
+[default]
+momentum = "int8"
+[router]
+momentum = "none"
+)"},
+      {"skewadam-expert-f32",
+       "for 6 bytes a parameter: SkewAdam off its eps floor, momentum for experts too",
+       R"(
+base = "skewadam-relative-eps"
+[expert]
+momentum = "f32"
+)"},
       {"adamw", "AdamW, two moments of float32 everywhere (arXiv 1711.05101)", R"(
 learning_rate = 3e-4
 [default]
@@ -123,6 +142,15 @@ base = "mesh"
 [expert]
 momentum = "hidden_bf16"
 )"},
+      {"mesh-int8", "for 3 bytes a parameter: MESH with all momentum in 8 bits, as state", R"(
+base = "mesh"
+[embedding]
+momentum = "int8"
+[head]
+momentum = "int8"
+[expert]
+momentum = "int8"
+)"},
       {"mesh-stateless",
        "ablation of MESH: experts without momentum, Sinkhorn on each step's gradient",
        R"(
@@ -170,6 +198,46 @@ rule = "muon"
 rule = "muon"
 [expert]
 rule = "muon"
+)"},
+      {"muon-stateless", "for 2 bytes a parameter: Muon without momentum on hidden matrices", R"(
+base = "muon"
+[attention]
+momentum = "none"
+[dense_ffn]
+momentum = "none"
+[shared_expert]
+momentum = "none"
+[expert]
+momentum = "none"
+)"},
+      {"muon-int8", "for 3 bytes a parameter: Muon, and AdamW beside it, with all state in 8 bits",
+       R"(
+base = "adamw8bit"
+[attention]
+rule = "muon"
+momentum = "int8"
+[dense_ffn]
+rule = "muon"
+momentum = "int8"
+[shared_expert]
+rule = "muon"
+momentum = "int8"
+[expert]
+rule = "muon"
+momentum = "int8"
+)"},
+      {"muon-hidden",
+       "for `accumulate`: Muon whose momentum is the gradient buffer, which is no state",
+       R"(
+base = "muon"
+[attention]
+momentum = "hidden_f32"
+[dense_ffn]
+momentum = "hidden_f32"
+[shared_expert]
+momentum = "hidden_f32"
+[expert]
+momentum = "hidden_f32"
 )"},
       {"galore", "GaLore on hidden matrices, else AdamW, as published (arXiv 2403.03507)", R"(
 learning_rate = 1e-2

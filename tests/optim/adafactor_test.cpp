@@ -180,8 +180,8 @@ TEST(AdafactorTest, RefusesWhatItCannotHonour) {
   };
   EXPECT_EQ(message({}), "");
   EXPECT_EQ(message({{"decay_rate", 0.8}}), "adafactor: decay_rate = 0.8 is not within -1 .. 0");
-  EXPECT_EQ(message({{"momentum", "int8"}}),
-            "adafactor: momentum = 'int8' has to be one of none, f32, bf16");
+  EXPECT_EQ(message({{"momentum", "int4"}}),
+            "adafactor: momentum = 'int4' has to be one of none, f32, bf16, int8");
   EXPECT_EQ(message({{"beta1", 0.9}}), "adafactor: beta1 has no effect without a momentum");
 }
 

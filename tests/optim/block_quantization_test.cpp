@@ -150,11 +150,12 @@ TEST(BlockScaleTest, ASecondMomentIsNeverRoundedToZero) {
   EXPECT_EQ(Quantize<Code::kSigned>(0x1p-19f, 1, 65535), 1);
 }
 
-TEST(BlockShapeTest, RowsOfAMatrixEndTheirBlocks) {
+TEST(BlockShapeTest, RowsEndTheirBlocks) {
   EXPECT_EQ(QuantizationScales({3, 256}), (Shape{3, 1}));
   EXPECT_EQ(QuantizationScales({3, 257}), (Shape{3, 2}));
   EXPECT_EQ(QuantizationScales({513}), (Shape{3}));
-  EXPECT_EQ(QuantizationScales({2, 3, 100}), (Shape{3}));
+  EXPECT_EQ(QuantizationScales({2, 3, 100}), (Shape{2, 2}));
+  EXPECT_EQ(QuantizationScales({0, 3}), (Shape{0, 0}));
 }
 
 }  // namespace

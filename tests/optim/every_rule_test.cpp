@@ -31,14 +31,26 @@ std::vector<Variant> Variants() {
       variants.push_back({"skewadam", {{"momentum", momentum}, {"second_moment", second}}});
     }
   }
-  for (const char* momentum : {"f32", "bf16"}) {
+  // Off the eps floor.
+  for (const char* momentum : {"none", "f32", "bf16", "int8"}) {
+    variants.push_back({"skewadam", {{"momentum", momentum}, {"eps_mode", "relative"}}});
+  }
+  for (const char* momentum : {"f32", "bf16", "int8"}) {
     variants.push_back({"adafactor", {{"momentum", momentum}}});
     variants.push_back({"sgd", {{"momentum", momentum}, {"nesterov", true}}});
+    variants.push_back({"sinkgd", {{"momentum", momentum}}});
   }
-  for (const char* rule : {"lion", "sage", "sinkgd", "muon"}) {
-    variants.push_back({rule, {{"momentum", "bf16"}}});
+  variants.push_back({"sinkgd", {{"momentum", "int8"}, {"direction", "sign"}}});
+  variants.push_back({"sinkgd", {{"momentum", "int8"}, {"multiplier", "neuron"}}});
+  for (const char* momentum : {"bf16", "int8"}) {
+    for (const char* rule : {"lion", "sage", "muon"}) {
+      variants.push_back({rule, {{"momentum", momentum}}});
+    }
   }
-  variants.push_back({"sgd", {{"momentum", "none"}}});
+  for (const char* rule : {"sgd", "muon"}) variants.push_back({rule, {{"momentum", "none"}}});
+  variants.push_back({"muon", {{"momentum", "int8"}, {"nesterov", false}}});
+  variants.push_back({"muon", {{"momentum", "hidden_f32"}}});
+  variants.push_back({"sinkgd", {{"momentum", "hidden_f32"}}});
   return variants;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "optim/accumulate_sink.h"
+#include "optim/kernels/block_quantization.h"
 #include "optim/rule_testing.h"
 
 namespace terrace {
@@ -61,6 +62,34 @@ TEST(SinkGdTest, MatchesThePlainFormulaOverShapesAndTypes) {
       for (size_t i = 0; i < w.size(); ++i) {
         expected[i] = w[i] * (1 - kRate * 0.1) - kRate * kScale * expected[i];
       }
+      EXPECT_LT(LargestDifference(ValuesOf(bench.weight()), expected), 2e-6);
+    }
+  }
+}
+
+TEST(SinkGdTest, StepsByTheStoredMomentum) {
+  for (const char* momentum : {"bf16", "int8"}) {
+    for (const Shape shape :
+         {Shape{1, 1}, Shape{1, 70}, Shape{70, 1}, Shape{65, 63}, Shape{200, 257}, Shape{9, 64}}) {
+      SCOPED_TRACE(fmt::format("{} {}", shape.ToString(), momentum));
+      RuleBench bench("sinkgd", {{"momentum", momentum}}, 0, shape);
+      Fill(bench.weight(), std::vector<float>(shape.size()));
+      Fill(bench.gradient(), RandomValues(shape.size(), 1e-3, 2));
+      bench.context().learning_rate = kRate;
+      bench.Step();
+      const TensorView& stored = bench.state()[0];
+      Matrix expected;
+      for (int64_t i = 0; i < shape.size(); ++i) {
+        expected.push_back(
+            stored.dtype == DType::kBF16
+                ? ToFloat(stored.as<BF16>()[i])
+                : kernels::Dequantize<kernels::Code::kSigned>(
+                      stored.as<uint8_t>()[i],
+                      bench.state()[1].as<float>()[i / shape[1] * kernels::CodeBlocks(shape[1]) +
+                                                   i % shape[1] / 256]));
+      }
+      expected = Sinkhorn(expected, shape[0], shape[1], 5, 1e-8);
+      for (double& x : expected) x *= -kRate * kScale;
       EXPECT_LT(LargestDifference(ValuesOf(bench.weight()), expected), 2e-6);
     }
   }
@@ -135,8 +164,8 @@ TEST(SinkGdTest, SettingsWithoutEffectAreRefused) {
               HasSubstr("grouping has no effect"));
   EXPECT_THAT(refused({{"beta", 0.5}}), HasSubstr("beta has no effect"));
   EXPECT_THAT(refused({{"block_neurons", 2.0}}), HasSubstr("block_neurons has no effect"));
-  EXPECT_THAT(refused({{"momentum", "int8"}}),
-              HasSubstr("has to be one of none, f32, bf16, hidden_f32, hidden_bf16"));
+  EXPECT_THAT(refused({{"momentum", "int4"}}),
+              HasSubstr("has to be one of none, f32, bf16, int8, hidden_f32, hidden_bf16"));
 }
 
 TEST(SinkGdTest, TheSignOfAMomentum) {

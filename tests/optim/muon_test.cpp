@@ -6,6 +6,7 @@
 
 #include "backend/cpu/matmul.h"
 #include "core/stochastic_rounding.h"
+#include "optim/kernels/block_quantization.h"
 #include "optim/matrix_rule_testing.h"
 #include "optim/optimizer.h"
 #include "optim/rule_testing.h"
@@ -18,11 +19,8 @@ constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 // Of an iteration, what a singular value becomes.
 double Quintic(double s) { return kA * s + kB * s * s * s + kC * s * s * s * s * s; }
 
-PlainMatrix Orthogonalized(PlainMatrix x, double eps, int64_t steps) {
-  if (x.rows > x.columns) return Transposed(Orthogonalized(Transposed(x), eps, steps));
-  double squares = 0;
-  for (double value : x.values) squares += value * value;
-  for (double& value : x.values) value /= std::sqrt(squares) + eps;
+PlainMatrix Iterated(PlainMatrix x, int64_t steps) {
+  if (x.rows > x.columns) return Transposed(Iterated(Transposed(x), steps));
   for (int64_t step = 0; step < steps; ++step) {
     const PlainMatrix gram = x * Transposed(x);
     PlainMatrix polynomial = gram * gram;
@@ -34,6 +32,17 @@ PlainMatrix Orthogonalized(PlainMatrix x, double eps, int64_t steps) {
     x = polynomial * x;
   }
   return x;
+}
+
+// `norm` 0: x's own.
+PlainMatrix Orthogonalized(PlainMatrix x, double eps, int64_t steps, double norm = 0) {
+  if (norm == 0) {
+    double squares = 0;
+    for (double value : x.values) squares += value * value;
+    norm = std::sqrt(squares);
+  }
+  for (double& value : x.values) value /= norm + eps;
+  return Iterated(std::move(x), steps);
 }
 
 struct Variant {
@@ -48,6 +57,7 @@ struct Variant {
     const double columns = static_cast<double>(shape[1]);
     if (scale == "keller") return std::sqrt(std::max(1.0, rows / columns));
     if (scale == "moonshot") return 0.2 * std::sqrt(std::max(rows, columns));
+    if (scale == "spectral") return std::sqrt(rows / columns);
     return 1;
   }
   Settings AsSettings(const std::string& precision = "f32") const {
@@ -101,7 +111,8 @@ TEST(MuonTest, MatchesTheFormula) {
   for (const Variant& variant : {Variant{},
                                  {.nesterov = false, .scale = "keller"},
                                  {.beta = 0.5, .scale = "none", .ns_steps = 2},
-                                 {.scale = "keller", .eps = 1e-2}}) {
+                                 {.scale = "keller", .eps = 1e-2},
+                                 {.scale = "spectral", .ns_steps = 3}}) {
     for (const Shape& shape : Shapes()) {
       for (const DType gradient_dtype : {DType::kF32, DType::kBF16}) {
         SCOPED_TRACE(fmt::format("{} {} {}", TextOf(variant.AsSettings()), shape.ToString(),
@@ -115,6 +126,79 @@ TEST(MuonTest, MatchesTheFormula) {
         }
       }
     }
+  }
+}
+
+// Where the momentum is rounded, X is of the rounded one, over the norm before.
+TEST(MuonTest, StepsByTheStoredMomentum) {
+  for (const bool nesterov : {true, false}) {
+    for (const Shape& shape : Shapes()) {
+      SCOPED_TRACE(fmt::format("{} {}", shape.ToString(), nesterov));
+      const Variant variant{.nesterov = nesterov, .scale = "none"};
+      Settings settings = variant.AsSettings();
+      settings["momentum"] = "int8";
+      RuleBench bench("muon", settings, 0, shape);
+      Fill(bench.weight(), std::vector<float>(shape.size()));
+      const std::vector<float> gradient = RandomValues(shape.size(), 0.01, 2);
+      Fill(bench.gradient(), gradient);
+      bench.Step();
+      PlainMatrix u(shape[0], shape[1]);
+      double squares = 0;
+      for (int64_t i = 0; i < shape.size(); ++i) {
+        const int64_t row = i / shape[1], block = i % shape[1] / kernels::kQuantizationBlock;
+        const float scale =
+            bench.state()[1].as<float>()[row * kernels::CodeBlocks(shape[1]) + block];
+        const double m =
+            kernels::Dequantize<kernels::Code::kSigned>(bench.state()[0].as<uint8_t>()[i], scale);
+        u.values[i] = nesterov ? gradient[i] + variant.beta * m : m;
+        squares += std::pow((nesterov ? 1 + variant.beta : 1) * gradient[i], 2);
+      }
+      const PlainMatrix x = Orthogonalized(u, variant.eps, variant.ns_steps, std::sqrt(squares));
+      const std::vector<float> weights = ValuesOf(bench.weight());
+      for (int64_t i = 0; i < shape.size(); ++i) {
+        ASSERT_NEAR(weights[i], -0.01 * x.values[i], 1.3e-6) << "element " << i;
+      }
+    }
+  }
+}
+
+TEST(MuonTest, WithoutAMomentumTheGradientIsTheDirection) {
+  for (const Shape& shape : Shapes()) {
+    SCOPED_TRACE(shape.ToString());
+    RuleBench none("muon", {{"momentum", "none"}, {"precision", "f32"}}, 0.1f, shape);
+    RuleBench first("muon", {{"nesterov", false}, {"precision", "f32"}}, 0.1f, shape);
+    EXPECT_TRUE(none.state().empty());
+    for (int step = 0; step < 2; ++step) {
+      for (RuleBench* bench : {&none, &first}) {
+        Fill(bench->weight(), RandomValues(shape.size(), 0.5, 1));
+        Fill(bench->gradient(), RandomValues(shape.size(), 0.01, 2 + step));
+        bench->context().gradient_scale = 0.5f;
+        bench->Step();
+      }
+      // A first step: the momentum is the gradient.
+      const std::vector<float> a = ValuesOf(none.weight()), b = ValuesOf(first.weight());
+      for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 2e-6) << i;
+      Fill(first.state()[0], std::vector<float>(shape.size()));
+    }
+  }
+}
+
+// The gradient buffer that outlives its step is the momentum of heavy-ball muon.
+TEST(MuonTest, AHiddenBufferIsTheMomentum) {
+  for (const Shape& shape : Shapes()) {
+    SCOPED_TRACE(shape.ToString());
+    RuleBench hidden("muon", {{"momentum", "hidden_f32"}, {"precision", "f32"}}, 0.1f, shape);
+    RuleBench stored("muon", {{"nesterov", false}, {"precision", "f32"}}, 0.1f, shape);
+    for (RuleBench* bench : {&hidden, &stored}) {
+      Fill(bench->weight(), RandomValues(shape.size(), 0.5, 1));
+      for (int step = 0; step < 3; ++step) {
+        bench->SetGradient(RandomValues(shape.size(), 0.01, 2 + step));
+        bench->Step();
+      }
+    }
+    const double tolerance = 1e-6 + 3 * 0.01 * Variant{}.ScaleOf(shape) * 1e-5;
+    const std::vector<float> a = ValuesOf(hidden.weight()), b = ValuesOf(stored.weight());
+    for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << i;
   }
 }
 
@@ -304,7 +388,15 @@ TEST(MuonTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(MessageOf([&] {
               MakeRule("muon", {{"scale", "moon"}});
             }),
-            "muon: scale = 'moon' has to be one of none, keller, moonshot");
+            "muon: scale = 'moon' has to be one of none, keller, moonshot, spectral");
+  EXPECT_EQ(MessageOf([&] {
+              MakeRule("muon", {{"momentum", "hidden_f32"}, {"nesterov", true}});
+            }),
+            "muon: nesterov has no effect without a momentum that is not hidden");
+  EXPECT_EQ(MessageOf([&] {
+              MakeRule("muon", {{"momentum", "none"}, {"beta", 0.9}});
+            }),
+            "muon: beta has no effect without a momentum");
 }
 
 TEST(MuonTest, ThePolicyServesHiddenMatrices) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "optim/accumulate_sink.h"
 #include "optim/release_sink.h"
@@ -78,12 +79,73 @@ TEST(StateBytesTest, EqualThePublishedFigures) {
   const int64_t backbone = count - int64_t{128} * 3 * 4096 * 4096 - 524288;
   EXPECT_EQ(bytes("skewadam-bf16-momentum"), skewadam.total - 2 * backbone);
   EXPECT_EQ(bytes("skewadam-int8-momentum"), skewadam.total - 3 * backbone + 4 * backbone / 256);
+  // The same for experts, without the router. Rows have 4096 columns.
+  EXPECT_EQ(bytes("skewadam-expert-int8"),
+            bytes("skewadam-int8-momentum") + (count - backbone - 524288) * 260 / 256);
+  EXPECT_EQ(bytes("skewadam-expert-f32"), bytes("skewadam-expert-momentum"));
   // Norms and the router keep float32.
   const int64_t wide = 10 * 4096 + 524288;
   EXPECT_EQ(bytes("adamw8bit"), 8 * wide + 2 * (count - wide) + 2 * 4 * (count - wide) / 256);
   // The expert momentum, the router's too, and its second moment by rows and columns.
   EXPECT_EQ(bytes("skewadam-uniform"),
             27150603776 - 4 * 128 * 4096 + 4 * (128 * 4096 + 128 + 4096));
+}
+
+// What a parameter of an expert costs under `release`, where its gradient does not stay: 2 bytes of
+// weight and what its momentum takes, as a state or as a hidden buffer.
+TEST(StateBytesTest, BytesOfAMomentum) {
+  struct Case {
+    const char* momentum;
+    double bytes;
+  };
+  const Case cases[] = {{"none", 2}, {"int8", 3 + 4.0 / 256}, {"bf16", 4},
+                        {"f32", 6},  {"hidden_bf16", 4},      {"hidden_f32", 6}};
+  Parameters parameters;
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+    Add(parameters, name, Population::kExpert, {4096, 4096});
+  }
+  const int64_t count = 3 * 4096 * 4096;
+  for (const auto& [rule, hidden, row_and_column] :
+       {std::tuple("sinkgd", true, 0.0), {"muon", true, 0.0}, {"skewadam", false, 1.0}}) {
+    for (const auto& [momentum, bytes] : cases) {
+      if (!hidden && std::string_view(momentum).starts_with("hidden")) continue;
+      SCOPED_TRACE(fmt::format("{} {}", rule, momentum));
+      PolicyEntry entry{.population = Population::kExpert, .rule = rule};
+      entry.settings = {{"momentum", momentum}};
+      Arena arena = Arena::Dry();
+      const Optimizer optimizer({.name = "test", .entries = {entry}}, parameters, arena, 1);
+      int64_t held = count * BytesOf(DType::kBF16);
+      for (const TensorView& view : optimizer.state()) held += view.bytes();
+      // Of skewadam a float a row and a column.
+      EXPECT_DOUBLE_EQ(static_cast<double>(held) / static_cast<double>(count),
+                       bytes + row_and_column * 8 / 4096);
+    }
+  }
+}
+
+// What README and `terrace policies` say of budgets: bytes an expert's parameter of bfloat16 costs
+// under `release`, the few of rows, columns and scales aside.
+TEST(StateBytesTest, ReadyPoliciesKeepToTheirBudgets) {
+  std::map<std::string_view, int64_t> budgets = {
+      {"mesh-stateless", 2}, {"mesh-bf16-buffer", 4}, {"mesh", 6}, {"muon", 6}, {"muon-hidden", 6}};
+  for (const ReadyPolicy& policy : ReadyPolicies()) {
+    // "for 3 bytes a parameter: ..."
+    if (policy.summary.substr(5).starts_with(" bytes a parameter:")) {
+      budgets[policy.name] = policy.summary[4] - '0';
+    }
+  }
+  EXPECT_EQ(budgets.size(), 10u);
+  Parameters parameters;
+  Add(parameters, "expert", Population::kExpert, {4096, 4096});
+  const double count = 4096 * 4096;
+  for (const auto& [name, budget] : budgets) {
+    Arena arena = Arena::Dry();
+    const Optimizer optimizer(PolicyNamed(name), parameters, arena, 1);
+    double bytes = 2 * count;
+    for (const TensorView& view : optimizer.state()) bytes += static_cast<double>(view.bytes());
+    EXPECT_GE(bytes / count, static_cast<double>(budget)) << name;
+    EXPECT_LT(bytes / count, static_cast<double>(budget) + 0.02) << name;
+  }
 }
 
 TEST(StateBytesTest, AreWhatTheOptimizerAllocatesInADryArena) {

@@ -184,6 +184,28 @@ lr_multiplier = 0.5
             (Settings{{"beta2", 0.99}, {"momentum", "none"}, {"second_moment", "exact"}}));
 }
 
+// As README shows it: whoever sweeps the rate of such a policy sweeps Muon's, with AdamW's at a
+// fixed ratio to it.
+TEST(PolicyTest, RatesOfMuonAndOfTheAdamWBesideItAreApart) {
+  const Policy muon = PolicyNamed("muon");
+  const Policy slower = PolicyOfText(R"(
+base = "muon"
+embedding.lr_multiplier = 0.3
+head.lr_multiplier = 0.3
+router.lr_multiplier = 0.3
+norm.lr_multiplier = 0.3
+)");
+  EXPECT_EQ(slower.learning_rate, muon.learning_rate);
+  for (const PolicyEntry& entry : slower.entries) {
+    const PolicyEntry before = EntryOf(muon, entry.population);
+    EXPECT_EQ(before.lr_multiplier, 1);
+    EXPECT_EQ(entry.rule, before.rule);
+    EXPECT_EQ(entry.settings, before.settings);
+    EXPECT_EQ(entry.weight_decay, before.weight_decay);
+    EXPECT_EQ(entry.lr_multiplier, entry.rule == "muon" ? 1 : 0.3f) << NameOf(entry.population);
+  }
+}
+
 TEST(PolicyTest, AnotherRuleDropsTheSettingsOfTheOneBefore) {
   const Policy policy = PolicyOfText(R"(
 learning_rate = 1e-2

@@ -96,8 +96,8 @@ TEST(SgdTest, RefusesWhatItCannotHonour) {
     return "";
   };
   EXPECT_EQ(message({{"momentum", "none"}}), "");
-  EXPECT_EQ(message({{"momentum", "int8"}}),
-            "sgd: momentum = 'int8' has to be one of none, f32, bf16");
+  EXPECT_EQ(message({{"momentum", "int4"}}),
+            "sgd: momentum = 'int4' has to be one of none, f32, bf16, int8");
   EXPECT_EQ(message({{"momentum", "none"}, {"nesterov", true}}).find("sgd: nesterov has no effect"),
             0u);
 }

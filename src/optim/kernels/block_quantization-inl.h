@@ -65,15 +65,6 @@ HWY_INLINE void QuantizeVector(VF value, VF inverse, VU random16, uint8_t* codes
   hn::StoreU(hn::TruncateTo(U8(), code), U8(), codes);
 }
 
-// The first `units` units of a block to float32.
-template <Code kCode>
-HWY_INLINE void DequantizeUnits(const uint8_t* codes, float scale, int64_t units, float* values) {
-  const VF scales = hn::Set(F32(), scale);
-  for (int64_t at = 0; at < units * kUnit; at += kLanes) {
-    Store(hn::Mul(DequantizeVector<kCode>(codes + at), scales), values + at);
-  }
-}
-
 // The bits of the largest magnitude; NaN is larger than all numbers.
 struct LargestBits {
   HWY_INLINE LargestBits() : lanes(hn::Zero(U32())) {}

@@ -93,17 +93,28 @@ struct Stored {
   TensorView scales;  // float32, of QuantizationScales(values.shape); empty but for codes
 };
 
-// How long the rows are in which blocks lie: those of a matrix; a tensor of another rank is one.
+// How long the rows are in which blocks lie: those of a matrix; a vector is one row, and more
+// dimensions are a matrix of as many rows as the first.
 constexpr int64_t CodeRow(const Shape& shape) {
-  return shape.rank() == 2 ? shape[1] : shape.size();
+  if (shape.rank() < 2) return shape.size();
+  return shape[0] > 0 ? shape.size() / shape[0] : 0;
 }
 constexpr int64_t CodeBlocks(int64_t elements) {
   return (elements + kQuantizationBlock - 1) / kQuantizationBlock;
 }
-// One scale a block: [rows, blocks of a row] of a matrix, else [blocks].
+// One scale a block: [rows, blocks of a row], or [blocks] of a vector.
 constexpr Shape QuantizationScales(const Shape& shape) {
-  if (shape.rank() == 2) return {shape[0], CodeBlocks(shape[1])};
-  return {CodeBlocks(shape.size())};
+  if (shape.rank() < 2) return {CodeBlocks(shape.size())};
+  return {shape[0], CodeBlocks(CodeRow(shape))};
+}
+
+// How many elements of a tensor a thread moves at a time, where it takes them in order: whole
+// stripes, and of codes whole rows.
+inline int64_t GrainOf(const Stored& x) {
+  constexpr int64_t kGrain = 4 * kStripe;
+  if (x.values.dtype != DType::kU8 || x.values.shape.rank() < 2) return kGrain;
+  const int64_t row = std::max(int64_t{1}, CodeRow(x.values.shape));
+  return std::max(int64_t{1}, kGrain / row) * row;
 }
 
 }  // namespace terrace::kernels

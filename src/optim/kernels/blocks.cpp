@@ -10,6 +10,7 @@
 #include "backend/cpu/simd-inl.h"
 #include "backend/cpu/units-inl.h"
 #include "optim/kernels/dispatch.h"
+#include "optim/kernels/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
@@ -18,17 +19,16 @@ namespace {
 
 TensorView ViewOf(const MatrixBlock& block) { return {block.data, block.dtype, {}, "block"}; }
 
-template <typename Momentum, typename Gradient>
-HWY_INLINE float MomentumStripe(Momentum* momentum, VF beta, const Gradient* gradient, VF scale,
-                                bool nesterov, int64_t count, uint64_t stripe_key) {
-  UnitStore<Momentum> store(stripe_key);
+template <typename Momentum, typename Gradient, typename Store>
+HWY_INLINE float MomentumPart(Momentum* momentum, VF beta, const Gradient* gradient, VF scale,
+                              bool nesterov, int64_t count, Store& store) {
   Accumulator sum;
   ForUnits(
       count,
       [&](int64_t, Momentum* m, const Gradient* g) HWY_ATTR {
         const auto updated = [&](int64_t at) HWY_ATTR {
           const VF scaled = hn::Mul(Load(g + at), scale);
-          const VF moved = hn::MulAdd(beta, Load(m + at), scaled);
+          const VF moved = hn::MulAdd(beta, store.Old(m + at), scaled);
           const VF direction = nesterov ? hn::MulAdd(beta, moved, scaled) : moved;
           // Lanes of a half unit, as ForVectors numbers them.
           VF& lane = sum.lanes[at % kHalfUnit / kLanes];
@@ -41,16 +41,16 @@ HWY_INLINE float MomentumStripe(Momentum* momentum, VF beta, const Gradient* gra
   return sum.Sum();
 }
 
-double Momentum(TensorView momentum, float beta, TensorView gradient, float scale, bool nesterov,
+double Momentum(const Stored& momentum, float beta, TensorView gradient, float scale, bool nesterov,
                 uint64_t momentum_key, int64_t begin, int64_t end) {
   double total = 0;
-  WithElements(momentum, [&](auto* m) {
-    WithElements(gradient, [&](const auto* g) {
-      for (int64_t first = begin; first < end; first += kStripe) {
-        total += MomentumStripe(m + first, hn::Set(F32(), beta), g + first, hn::Set(F32(), scale),
-                                nesterov, std::min(kStripe, end - first),
-                                StripeKey(momentum_key, first / kStripe));
-      }
+  WithElements(gradient, [&](const auto* g) {
+    WithStorage(momentum, [&](const auto& storage) {
+      storage.ForMove(gradient.size(), momentum_key, begin, end,
+                      [&](const Part& part, auto* m, auto& store) HWY_ATTR {
+                        total += MomentumPart(m, hn::Set(F32(), beta), g + part.first,
+                                              hn::Set(F32(), scale), nesterov, part.count, store);
+                      });
     });
   });
   return total;
@@ -95,6 +95,22 @@ void Combination(const MatrixBlock& out, const MatrixBlock& x, float x_factor, c
                      second != nullptr ? second + i * y.stride : second, hn::Set(F32(), y_factor),
                      columns);
         }
+      });
+    });
+  });
+}
+
+void StoredCombination(TensorView out, const Stored& source, float x_factor, TensorView y,
+                       float y_factor, int64_t begin, int64_t end) {
+  WithElements(out, [&](auto* to) {
+    WithElementsOrNull(y, [&](const auto* second) {
+      WithStorage(source, [&](const auto& storage) {
+        storage.ForRead(out.size(), begin, end,
+                        [&](const Part& part, const auto* x, float scale) HWY_ATTR {
+                          CombineRow(to + part.first, x, hn::Set(F32(), x_factor * scale),
+                                     second != nullptr ? second + part.first : second,
+                                     hn::Set(F32(), y_factor), part.count);
+                        });
       });
     });
   });
@@ -170,11 +186,12 @@ namespace terrace::kernels {
 
 HWY_EXPORT(Momentum);
 HWY_EXPORT(Combination);
+HWY_EXPORT(StoredCombination);
 HWY_EXPORT(Directions);
 HWY_EXPORT(Descent);
 
-double SumMomentum(TensorView momentum, float beta, TensorView gradient, float scale, bool nesterov,
-                   uint64_t momentum_key, int64_t begin, int64_t end) {
+double SumMomentum(const Stored& momentum, float beta, TensorView gradient, float scale,
+                   bool nesterov, uint64_t momentum_key, int64_t begin, int64_t end) {
   return HWY_DYNAMIC_DISPATCH(Momentum)(momentum, beta, gradient, scale, nesterov, momentum_key,
                                         begin, end);
 }
@@ -182,6 +199,11 @@ double SumMomentum(TensorView momentum, float beta, TensorView gradient, float s
 void Combine(const MatrixBlock& out, const MatrixBlock& x, float x_factor, const MatrixBlock& y,
              float y_factor, int64_t rows, int64_t columns) {
   HWY_DYNAMIC_DISPATCH(Combination)(out, x, x_factor, y, y_factor, rows, columns);
+}
+
+void CombineStored(TensorView out, const Stored& x, float x_factor, TensorView y, float y_factor,
+                   int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(StoredCombination)(out, x, x_factor, y, y_factor, begin, end);
 }
 
 void ToAdamDirection(const MatrixBlock& x, const MatrixBlock& momentum, const MatrixBlock& second,

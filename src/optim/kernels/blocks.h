@@ -7,16 +7,22 @@
 
 #include "core/stochastic_rounding.h"
 #include "core/tensor.h"
+#include "optim/kernels/block_quantization.h"
 #include "optim/tiles.h"
 
 namespace terrace::kernels {
 
-// For elements [begin, end), `begin` a multiple of kStripe: momentum = beta * momentum + g with
-// g = scale * gradient; both any, bfloat16 momentum by stochastic rounding under momentum_key.
-// Returns the sum of squares of the direction: of g + beta * momentum if `nesterov`, else of the
-// momentum, before rounding in either case.
-double SumMomentum(TensorView momentum, float beta, TensorView gradient, float scale, bool nesterov,
-                   uint64_t momentum_key, int64_t begin, int64_t end);
+// For elements [begin, end), `begin` a multiple of GrainOf(momentum): momentum = beta * momentum +
+// g with g = scale * gradient, which is any; bfloat16 and codes by stochastic rounding under
+// momentum_key. Returns the sum of squares of the direction: of g + beta * momentum if `nesterov`,
+// else of the momentum, before rounding in either case.
+double SumMomentum(const Stored& momentum, float beta, TensorView gradient, float scale,
+                   bool nesterov, uint64_t momentum_key, int64_t begin, int64_t end);
+
+// For such elements, out = x_factor * x + y_factor * y, rounded to nearest; out and y any, y may be
+// empty.
+void CombineStored(TensorView out, const Stored& x, float x_factor, TensorView y, float y_factor,
+                   int64_t begin, int64_t end);
 
 // out = x_factor * x + y_factor * y, rounded to nearest; all any. `y` may be without memory: then
 // it counts as zero. `out` may be one of the others.

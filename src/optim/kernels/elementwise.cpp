@@ -9,54 +9,14 @@
 #include <type_traits>
 
 #include "backend/cpu/units-inl.h"
-#include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/moments-inl.h"
+#include "optim/kernels/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
 namespace HWY_NAMESPACE {
 namespace {
-
-// Where a block of codes lies.
-struct QuantizedPart {
-  int64_t first;  // element
-  int64_t count;
-  int64_t stripe;
-  int64_t first_unit;  // of the stripe
-};
-
-// Calls part(QuantizedPart, units, codes, scale) for the blocks of codes in elements [begin, end).
-// The codes are padded as ForQuantizedBlocks does it, and written back.
-template <typename Part>
-HWY_INLINE void ForQuantizedParts(const Stored& x, int64_t begin, int64_t end, const Part& part) {
-  const int64_t length = CodeRow(x.values.shape);
-  const int64_t stripes = (length + kStripe - 1) / kStripe;
-  for (int64_t first = begin; first < end;) {
-    const int64_t row = first / length;
-    const int64_t column = first % length;
-    const int64_t count = std::min({kQuantizationBlock, length - column, end - first});
-    const QuantizedPart place{first, count, row * stripes + column / kStripe,
-                              column % kStripe / kUnit};
-    float& scale = x.scales.as<float>()[row * CodeBlocks(length) + column / kQuantizationBlock];
-    ForQuantizedBlocks(
-        count, [&](int64_t, int64_t units, uint8_t* codes) { part(place, units, codes, scale); },
-        x.values.as<uint8_t>() + first);
-    first += count;
-  }
-}
-
-// The same with part(QuantizedPart, values), the values in float32.
-template <typename Part>
-HWY_INLINE void ForDequantized(const Stored& x, int64_t begin, int64_t end, const Part& part) {
-  HWY_ALIGN float values[kQuantizationBlock];
-  ForQuantizedParts(
-      x, begin, end,
-      [&](const QuantizedPart& place, int64_t units, const uint8_t* codes, float scale) {
-        DequantizeUnits<Code::kSigned>(codes, scale, units, values);
-        part(place, static_cast<const float*>(values));
-      });
-}
 
 void ScaleAll(TensorView view, float factor, int64_t begin, int64_t end, uint64_t rounding_key) {
   const VF factors = hn::Set(F32(), factor);
@@ -74,63 +34,54 @@ void ScaleAll(TensorView view, float factor, int64_t begin, int64_t end, uint64_
   });
 }
 
-template <typename Gradient, typename Momentum>
-HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, Momentum* momentum, Decay first,
-                              float* second, Decay decay, VF added, int64_t count,
-                              uint64_t momentum_key) {
-  Accumulator sum;
-  const auto second_moment = [&](VF g, float* v_at, int64_t v) HWY_ATTR {
-    const VF updated = decay(Load(v_at), hn::MulAdd(g, g, added));
-    Store(updated, v_at);
-    sum.lanes[v] = hn::Add(sum.lanes[v], updated);
-  };
-  if (momentum == nullptr) {
-    ForUnits(
-        count,
-        [&](int64_t, const Gradient* g, float* s) HWY_ATTR {
-          ForVectors([&](int64_t at, int64_t v)
-                         HWY_ATTR { second_moment(hn::Mul(Load(g + at), scale), s + at, v); });
-        },
-        gradient, second);
-  } else {
-    UnitStore<Momentum> store(momentum_key);
-    ForUnits(
-        count,
-        [&](int64_t, const Gradient* g, Momentum* m, float* s) HWY_ATTR {
-          store([&](int64_t at)
-                    HWY_ATTR { return first(Load(m + at), hn::Mul(Load(g + at), scale)); },
-                m);
-          ForVectors([&](int64_t at, int64_t v)
-                         HWY_ATTR { second_moment(hn::Mul(Load(g + at), scale), s + at, v); });
-        },
-        gradient, momentum, second);
+// Moves second moments of a part, and adds them up.
+struct SecondMoments {
+  HWY_INLINE void Move(VF g, float* s_at, int64_t at) {
+    const VF updated = decay(Load(s_at), hn::MulAdd(g, g, added));
+    Store(updated, s_at);
+    VF& lane = sum.lanes[at % kHalfUnit / kLanes];
+    lane = hn::Add(lane, updated);
   }
-  // Padding has the addend only.
-  const float padding = hn::GetLane(decay(hn::Zero(F32()), added));
-  return sum.Sum() - static_cast<float>(PaddingOf(count)) * padding;
+  HWY_INLINE float Sum(int64_t count) {
+    // Padding has the addend only.
+    const float padding = hn::GetLane(decay(hn::Zero(F32()), added));
+    return sum.Sum() - static_cast<float>(PaddingOf(count)) * padding;
+  }
+
+  Decay decay;
+  VF added;
+  Accumulator sum = {};
+};
+
+template <typename Gradient>
+HWY_INLINE float MomentStripe(const Gradient* gradient, VF scale, float* second,
+                              SecondMoments moments, int64_t count) {
+  ForUnits(
+      count,
+      [&](int64_t, const Gradient* g, float* s) HWY_ATTR {
+        ForVectors([&](int64_t at, int64_t)
+                       HWY_ATTR { moments.Move(hn::Mul(Load(g + at), scale), s + at, at); });
+      },
+      gradient, second);
+  return moments.Sum(count);
 }
 
-// As MomentStripe does it, to quantized momentum.
-template <typename Gradient>
-HWY_INLINE double QuantizedMoments(const Gradient* gradient, VF scale, const Stored& momentum,
-                                   Decay first, uint64_t momentum_key, float* second, Decay decay,
-                                   VF added, int64_t begin, int64_t end) {
-  HWY_ALIGN float values[kQuantizationBlock];
-  double total = 0;
-  ForQuantizedParts(
-      momentum, begin, end,
-      [&](const QuantizedPart& place, int64_t units, uint8_t* codes, float& block_scale) {
-        DequantizeUnits<Code::kSigned>(codes, block_scale, units, values);
-        total += MomentStripe(gradient + place.first, scale, values, first, second + place.first,
-                              decay, added, place.count, 0);
-        LargestBits largest;
-        for (int64_t at = 0; at < units * kUnit; at += kLanes) {
-          largest.Add(Load(values + at));
-        }
-        block_scale = QuantizeUnits<Code::kSigned>(
-            values, largest, units, StripeKey(momentum_key, place.stripe), place.first_unit, codes);
-      });
-  return total;
+// The same, and moves the momentum.
+template <typename Gradient, typename Momentum, typename Store>
+HWY_INLINE float MomentsPart(const Gradient* gradient, VF scale, Momentum* momentum, Store& store,
+                             Decay first, float* second, SecondMoments moments, int64_t count) {
+  ForUnits(
+      count,
+      [&](int64_t, const Gradient* g, Momentum* m, float* s) HWY_ATTR {
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          const VF scaled = hn::Mul(Load(g + at), scale);
+          moments.Move(scaled, s + at, at);
+          return first(store.Old(m + at), scaled);
+        };
+        store(updated, m);
+      },
+      gradient, momentum, second);
+  return moments.Sum(count);
 }
 
 double Moments(TensorView gradient, float scale, const Stored& momentum, double beta1,
@@ -138,28 +89,31 @@ double Moments(TensorView gradient, float scale, const Stored& momentum, double 
                int64_t end) {
   float* s = second.as<float>();
   const VF scales = hn::Set(F32(), scale);
-  const VF addends = hn::Set(F32(), added);
+  const Decay first(beta1);
+  const SecondMoments moments{Decay(beta2), hn::Set(F32(), added)};
   double total = 0;
   WithElements(gradient, [&](const auto* g) {
-    if (momentum.values.dtype == DType::kU8) {
-      total = QuantizedMoments(g, scales, momentum, Decay(beta1), momentum_key, s, Decay(beta2),
-                               addends, begin, end);
+    if (momentum.values.empty()) {
+      ForStripes(begin, end, [&](int64_t at, int64_t count, int64_t) HWY_ATTR {
+        total += MomentStripe(g + at, scales, s + at, moments, count);
+      });
       return;
     }
-    WithElementsOrNull(momentum.values, [&](auto* m) {
-      ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-        total +=
-            MomentStripe(g + first, scales, m != nullptr ? m + first : m, Decay(beta1), s + first,
-                         Decay(beta2), addends, count, StripeKey(momentum_key, stripe));
-      });
+    WithStorage(momentum, [&](const auto& storage) {
+      storage.ForMove(second.size(), momentum_key, begin, end,
+                      [&](const Part& part, auto* m, auto& store) HWY_ATTR {
+                        total += MomentsPart(g + part.first, scales, m, store, first,
+                                             s + part.first, moments, part.count);
+                      });
     });
   });
   return total;
 }
 
+// Of x, which counts `scale` times.
 template <typename X>
-HWY_INLINE void AddSquares(const X* source, const float* second, VF floor, int64_t count,
-                           ExactSquares& squares) {
+HWY_INLINE void AddSquares(const X* source, double scale, const float* second, VF floor,
+                           int64_t count, ExactSquares& squares) {
   Accumulator sum;
   ForUnits(
       count,
@@ -174,7 +128,7 @@ HWY_INLINE void AddSquares(const X* source, const float* second, VF floor, int64
       },
       source, second);
   squares.floored -= PaddingOf(count);
-  squares.sum += sum.Sum();
+  squares.sum += scale * scale * sum.Sum();
 }
 
 ExactSquares Squares(const Stored& source, TensorView second, float floor, int64_t begin,
@@ -182,23 +136,18 @@ ExactSquares Squares(const Stored& source, TensorView second, float floor, int64
   ExactSquares result{0, 0};
   const float* s = second.as<float>();
   const VF floors = hn::Set(F32(), floor);
-  if (source.values.dtype == DType::kU8) {
-    ForDequantized(source, begin, end, [&](const QuantizedPart& place, const float* x) {
-      AddSquares(x, s + place.first, floors, place.count, result);
-    });
-    return result;
-  }
-  WithElements(source.values, [&](const auto* x) {
-    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t) HWY_ATTR {
-      AddSquares(x + first, s + first, floors, count, result);
-    });
+  WithStorage(source, [&](const auto& storage) {
+    storage.ForRead(second.size(), begin, end,
+                    [&](const Part& part, const auto* x, float scale) HWY_ATTR {
+                      AddSquares(x, scale, s + part.first, floors, part.count, result);
+                    });
   });
   return result;
 }
 
 template <typename Weight, typename X>
-HWY_INLINE void UpdateStripe(Weight* weight, const X* source, const float* second, VF floor,
-                             VF keep, VF step, int64_t count, UnitStore<Weight> store) {
+HWY_INLINE void UpdatePart(Weight* weight, const X* source, const float* second, VF floor, VF keep,
+                           VF step, int64_t count, UnitStore<Weight> store) {
   ForUnits(
       count,
       [&](int64_t, Weight* w, const X* x, const float* s) HWY_ATTR {
@@ -216,40 +165,29 @@ void Update(TensorView weight, const Stored& source, TensorView second, float fl
   const float* s = second.as<float>();
   WithElements(weight, [&](auto* w) {
     using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
-    const auto update = [&](int64_t first, int64_t count, const auto* x, const Weights& store) {
-      UpdateStripe(w + first, x, s + first, hn::Set(F32(), floor), hn::Set(F32(), keep),
-                   hn::Set(F32(), step), count, store);
+    const auto update = [&](const Part& part, const auto* x, float scale) HWY_ATTR {
+      UpdatePart(w + part.first, x, s + part.first, hn::Set(F32(), floor), hn::Set(F32(), keep),
+                 hn::Set(F32(), step * scale), part.count,
+                 Weights(StripeKey(rounding_key, part.stripe()), part.first_unit()));
     };
-    if (source.values.dtype == DType::kU8) {
-      ForDequantized(source, begin, end, [&](const QuantizedPart& place, const float* x) {
-        update(place.first, place.count, x,
-               Weights(StripeKey(rounding_key, place.stripe), place.first_unit));
-      });
-      return;
-    }
-    WithElements(source.values, [&](const auto* x) {
-      ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-        update(first, count, x + first, Weights(StripeKey(rounding_key, stripe)));
-      });
-    });
+    WithStorage(source,
+                [&](const auto& storage) { storage.ForRead(second.size(), begin, end, update); });
   });
 }
 
-template <typename Weight, typename X, typename Average>
-HWY_INLINE void AverageStripe(Weight* weight, const X* source, Average* average,
-                              const float* second, VF floor, VF keep, const AverageStep& step,
-                              int64_t count, uint64_t weight_key, uint64_t average_key) {
+template <typename Weight, typename X, typename Average, typename Store>
+HWY_INLINE void AveragePart(Weight* weight, const X* source, Average* average, const float* second,
+                            VF floor, VF keep, const AverageStep& step, int64_t count,
+                            UnitStore<Weight> store_weight, Store& store_average) {
   const VF beta = hn::Set(F32(), step.beta);
   const VF gain = hn::Set(F32(), step.gain);
   const VF length = hn::Set(F32(), step.rate);
-  UnitStore<Weight> store_weight(weight_key);
-  UnitStore<Average> store_average(average_key);
   ForUnits(
       count,
       [&](int64_t, Weight* w, const X* x, Average* a, const float* s) HWY_ATTR {
         const auto averaged = [&](int64_t at) HWY_ATTR {
           const VF u = hn::Div(Load(x + at), hn::Sqrt(hn::Max(Load(s + at), floor)));
-          return hn::MulAdd(beta, Load(a + at), hn::Mul(gain, u));
+          return hn::MulAdd(beta, store_average.Old(a + at), hn::Mul(gain, u));
         };
         const auto updated = [&](int64_t at) HWY_ATTR {
           return hn::NegMulAdd(averaged(at), length, hn::Mul(Load(w + at), keep));
@@ -260,20 +198,23 @@ HWY_INLINE void AverageStripe(Weight* weight, const X* source, Average* average,
       weight, source, average, second);
 }
 
-void AverageUpdate(TensorView weight, TensorView source, TensorView average, TensorView second,
+void AverageUpdate(TensorView weight, TensorView source, const Stored& average, TensorView second,
                    float floor, float keep, const AverageStep& step, int64_t begin, int64_t end,
                    uint64_t rounding_key) {
   const float* s = second.as<float>();
-  const auto stripes = [&](auto* w, const auto* x, auto* a) {
-    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-      AverageStripe(w + first, x + first, a + first, s + first, hn::Set(F32(), floor),
-                    hn::Set(F32(), keep), step, count, StripeKey(rounding_key, stripe),
-                    StripeKey(step.rounding_key, stripe));
-    });
+  const auto parts = [&](auto* w, const auto* x, const auto& storage) {
+    using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
+    const auto move = [&](const Part& part, auto* a, auto& store) HWY_ATTR {
+      AveragePart(w + part.first, x + part.first, a, s + part.first, hn::Set(F32(), floor),
+                  hn::Set(F32(), keep), step, part.count,
+                  Weights(StripeKey(rounding_key, part.stripe()), part.first_unit()), store);
+    };
+    storage.ForMove(second.size(), step.rounding_key, begin, end, move);
   };
   WithElements(weight, [&](auto* w) {
-    WithElements(source,
-                 [&](const auto* x) { WithElements(average, [&](auto* a) { stripes(w, x, a); }); });
+    WithElements(source, [&](const auto* x) {
+      WithStorage(average, [&](const auto& storage) { parts(w, x, storage); });
+    });
   });
 }
 
@@ -313,7 +254,7 @@ void ExactUpdate(TensorView weight, const Stored& x, TensorView second, float fl
   (weight, x, second, floor, keep, step, begin, end, rounding_key);
 }
 
-void ExactAverageUpdate(TensorView weight, TensorView x, TensorView average, TensorView second,
+void ExactAverageUpdate(TensorView weight, TensorView x, const Stored& average, TensorView second,
                         float floor, float keep, const AverageStep& step, int64_t begin,
                         int64_t end, uint64_t rounding_key) {
   HWY_DYNAMIC_DISPATCH(AverageUpdate)

@@ -1,8 +1,8 @@
 // Passes over tensors whose second moment has an entry an element; the shape does not matter.
 // Each works on a range of elements whose start is a multiple of kStripe, so that callers choose
 // the parallel blocks; each is deterministic. "any" is float32 or bfloat16; second moments are
-// float32. Where the type is Stored, codes are possible too (block_quantization.h): of a matrix,
-// ranges are of whole rows then, and stripes end with their row.
+// float32. Where the type is Stored, codes are possible too (block_quantization.h): ranges are
+// multiples of their GrainOf then, and stripes end with their row.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,10 @@ ExactSquares SumExactSquares(const Stored& x, TensorView second, float floor, in
 void ExactUpdate(TensorView weight, const Stored& x, TensorView second, float floor, float keep,
                  float step, int64_t begin, int64_t end, uint64_t rounding_key);
 
-// With u = x / sqrt(max(second, floor)): average (any, bfloat16 by stochastic rounding under the
-// step's own key) = beta * average + gain * u, and weight = keep * weight - rate * average, of the
-// average before it is rounded.
-void ExactAverageUpdate(TensorView weight, TensorView x, TensorView average, TensorView second,
+// With u = x / sqrt(max(second, floor)): average (any, bfloat16 and codes by stochastic rounding
+// under the step's own key) = beta * average + gain * u, and weight = keep * weight - rate *
+// average, of the average before it is rounded.
+void ExactAverageUpdate(TensorView weight, TensorView x, const Stored& average, TensorView second,
                         float floor, float keep, const AverageStep& step, int64_t begin,
                         int64_t end, uint64_t rounding_key);
 

@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "backend/cpu/units-inl.h"
-#include "optim/kernels/block_quantization-inl.h"
 #include "optim/kernels/dispatch.h"
+#include "optim/kernels/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
@@ -24,53 +24,47 @@ struct MomentumStep {
   VF gain;  // (1 - beta) * gradient scale
 };
 
-template <bool kMomentum, typename Gradient>
-HWY_INLINE void SumUnit(const Gradient* gradient, float* momentum, MomentumStep step,
-                        Accumulator& row_sum, float* column_sums) {
-  ForVectors([&](int64_t at, int64_t v) HWY_ATTR {
-    const VF g = Load(gradient + at);
-    row_sum.lanes[v] = hn::MulAdd(g, g, row_sum.lanes[v]);
-    Store(hn::MulAdd(g, g, Load(column_sums + at)), column_sums + at);
-    if constexpr (kMomentum) {
-      Store(hn::MulAdd(step.beta, Load(momentum + at), hn::Mul(step.gain, g)), momentum + at);
-    }
-  });
+HWY_INLINE VF SumVector(VF g, int64_t at, Accumulator& row_sum, float* column_sums) {
+  VF& lane = row_sum.lanes[at % kHalfUnit / kLanes];
+  lane = hn::MulAdd(g, g, lane);
+  Store(hn::MulAdd(g, g, Load(column_sums + at)), column_sums + at);
+  return g;
 }
 
-template <typename Gradient, typename Momentum>
-HWY_INLINE void SumRow(const Gradient* gradient, Momentum* momentum, int64_t row, int64_t columns,
-                       MomentumStep step, uint64_t momentum_key, float* row_sum,
+template <typename Gradient>
+HWY_INLINE void SumRow(const Gradient* gradient, int64_t columns, float* row_sum,
                        float* column_sums) {
   Accumulator sum;
-  if (momentum == nullptr) {
+  ForUnits(
+      columns,
+      [&](int64_t j, const Gradient* g) HWY_ATTR {
+        ForVectors([&](int64_t at, int64_t)
+                       HWY_ATTR { SumVector(Load(g + at), at, sum, column_sums + j); });
+      },
+      gradient);
+  *row_sum = sum.Sum();
+}
+
+// The same, and moves the row's momentum.
+template <typename Gradient, typename Storage>
+HWY_INLINE void SumRowAndMove(const Gradient* gradient, const Storage& momentum, int64_t row,
+                              int64_t columns, MomentumStep step, uint64_t momentum_key,
+                              float* row_sum, float* column_sums) {
+  Accumulator sum;
+  const auto move = [&](const Part& part, auto* m_part, auto& store) HWY_ATTR {
     ForUnits(
-        columns,
-        [&](int64_t j, const Gradient* g)
-            HWY_ATTR { SumUnit<false>(g, nullptr, step, sum, column_sums + j); },
-        gradient);
-  } else if constexpr (std::is_same_v<Momentum, float>) {
-    ForUnits(
-        columns,
-        [&](int64_t j, const Gradient* g, float* m)
-            HWY_ATTR { SumUnit<true>(g, m, step, sum, column_sums + j); },
-        gradient, momentum);
-  } else {
-    const int64_t stripes = (columns + kStripe - 1) / kStripe;
-    UnitStore<Momentum> store(0);
-    ForUnits(
-        columns,
-        [&](int64_t j, const Gradient* g, Momentum* m) HWY_ATTR {
-          SumUnit<false>(g, nullptr, step, sum, column_sums + j);
-          if (j % kStripe == 0) {
-            store = UnitStore<Momentum>(StripeKey(momentum_key, row * stripes + j / kStripe));
-          }
+        part.count,
+        [&](int64_t j, const Gradient* g, auto* m) HWY_ATTR {
+          float* sums = column_sums + part.column + j;
           const auto updated = [&](int64_t at) HWY_ATTR {
-            return hn::MulAdd(step.beta, Load(m + at), hn::Mul(step.gain, Load(g + at)));
+            const VF x = SumVector(Load(g + at), at, sum, sums);
+            return hn::MulAdd(step.beta, store.Old(m + at), hn::Mul(step.gain, x));
           };
           store(updated, m);
         },
-        gradient, momentum);
-  }
+        gradient + part.column, m_part);
+  };
+  momentum.ForMove(columns, momentum_key, row * columns, (row + 1) * columns, move);
   *row_sum = sum.Sum();
 }
 
@@ -139,57 +133,6 @@ HWY_INLINE void WeighAndSumGroup(const X* rows, const float* factors, float* wei
   for (int64_t i = 0; i < kGroup; ++i) row_sums[i] = sums[i].Sum();
 }
 
-// One row of quantized momentum.
-struct QuantizedRow {
-  QuantizedRow(const Stored& x, int64_t row)
-      : codes(x.values.as<uint8_t>() + row * x.values.columns()),
-        scales(x.scales.as<float>() + row * x.scales.columns()) {}
-  uint8_t* codes;
-  float* scales;
-};
-
-// Calls part(first column, columns, codes, scale) for each block of a row. A scale is a power of
-// two: it does not matter which factor it goes into.
-template <typename Part>
-HWY_INLINE void ForQuantized(const QuantizedRow& row, int64_t columns, const Part& part) {
-  for (int64_t first = 0; first < columns; first += kQuantizationBlock) {
-    part(first, std::min(kQuantizationBlock, columns - first),
-         reinterpret_cast<const SignedCode*>(row.codes + first),
-         row.scales[first / kQuantizationBlock]);
-  }
-}
-
-template <typename Gradient>
-HWY_INLINE void SumQuantizedRow(const Gradient* gradient, const QuantizedRow& momentum, int64_t row,
-                                int64_t columns, MomentumStep step, uint64_t momentum_key,
-                                float* row_sum, float* column_sums) {
-  const int64_t stripes = (columns + kStripe - 1) / kStripe;
-  HWY_ALIGN float values[kQuantizationBlock];
-  Accumulator sum;
-  ForQuantizedBlocks(
-      columns,
-      [&](int64_t first, int64_t units, const Gradient* g, uint8_t* codes) HWY_ATTR {
-        float& scale = momentum.scales[first / kQuantizationBlock];
-        // A power of two: it does not matter which factor it goes into.
-        const VF keep = hn::Mul(step.beta, hn::Set(F32(), scale));
-        LargestBits largest;
-        for (int64_t unit = 0; unit < units * kUnit; unit += kUnit) {
-          SumUnit<false>(g + unit, nullptr, step, sum, column_sums + first + unit);
-          for (int64_t at = unit; at < unit + kUnit; at += kLanes) {
-            const VF m = hn::MulAdd(keep, DequantizeVector<Code::kSigned>(codes + at),
-                                    hn::Mul(step.gain, Load(g + at)));
-            largest.Add(m);
-            Store(m, values + at);
-          }
-        }
-        const uint64_t key = StripeKey(momentum_key, row * stripes + first / kStripe);
-        scale = QuantizeUnits<Code::kSigned>(values, largest, units, key, first % kStripe / kUnit,
-                                             codes);
-      },
-      gradient, momentum.codes);
-  *row_sum = sum.Sum();
-}
-
 void Sums(TensorView gradient, float scale, const Stored& momentum, double beta,
           uint64_t momentum_key, int64_t begin, int64_t end, float* row_sums, float* column_sums,
           const float* row_moments, Decay row_decay, float* weighted_sums) {
@@ -204,53 +147,38 @@ void Sums(TensorView gradient, float scale, const Stored& momentum, double beta,
     const float added = moment + row_decay.offset;
     return 1 / std::sqrt(std::max(added, std::numeric_limits<float>::min()));
   };
-  // sum(i) leaves the sums of a row, weigh(i, factor) the weighted ones.
-  const auto rows = [&](const auto& sum, const auto& weigh) {
-    for (int64_t i = begin; i < end; ++i) {
-      sum(i);
-      if (weighted_sums != nullptr) weigh(i, factor(i));
-    }
-  };
-  const auto by_elements = [&](const auto* g, auto* m) {
+  const auto of_gradient = [&](const auto* g) {
     const auto sum = [&](int64_t i) {
-      SumRow(g + i * columns, m != nullptr ? m + i * columns : m, i, columns, step, momentum_key,
-             row_sums + i, column_sums);
+      SumRow(g + i * columns, columns, row_sums + i, column_sums);
     };
-    if (m != nullptr) {
-      rows(sum, [&](int64_t i, float weight) {
-        AddSquares(m + i * columns, columns, weight, weighted_sums);
-      });
-    } else if (weighted_sums != nullptr) {
-      ForRowsTwice(
-          begin, end, columns, sum,
-          [&](int64_t i) { AddSquares(g + i * columns, columns, factor(i), weighted_sums); },
-          [&](int64_t i) {
-            float factors[kGroup];
-            for (int64_t row = 0; row < kGroup; ++row) factors[row] = factor(i + row);
-            WeighAndSumGroup(g + i * columns, factors, weighted_sums, g + (i + kGroup) * columns,
-                             row_sums + i + kGroup, column_sums, columns);
-          });
-    } else {
+    if (weighted_sums == nullptr) {
       for (int64_t i = begin; i < end; ++i) sum(i);
+      return;
     }
-  };
-  const auto by_blocks = [&](const auto* g) {
-    rows(
+    ForRowsTwice(
+        begin, end, columns, sum,
+        [&](int64_t i) { AddSquares(g + i * columns, columns, factor(i), weighted_sums); },
         [&](int64_t i) {
-          SumQuantizedRow(g + i * columns, QuantizedRow(momentum, i), i, columns, step,
-                          momentum_key, row_sums + i, column_sums);
-        },
-        [&](int64_t i, float weight) {
-          ForQuantized(
-              QuantizedRow(momentum, i), columns,
-              [&](int64_t first, int64_t count, const SignedCode* m, float scale_of_block) {
-                AddSquares(m, count, weight * scale_of_block, weighted_sums + first);
-              });
+          float factors[kGroup];
+          for (int64_t row = 0; row < kGroup; ++row) factors[row] = factor(i + row);
+          WeighAndSumGroup(g + i * columns, factors, weighted_sums, g + (i + kGroup) * columns,
+                           row_sums + i + kGroup, column_sums, columns);
         });
   };
+  const auto of_momentum = [&](const auto* g, const auto& m) {
+    for (int64_t i = begin; i < end; ++i) {
+      SumRowAndMove(g + i * columns, m, i, columns, step, momentum_key, row_sums + i, column_sums);
+      if (weighted_sums == nullptr) continue;
+      const float weight = factor(i);
+      m.ForRead(columns, i * columns, (i + 1) * columns,
+                [&](const Part& part, const auto* x, float scale_of_x) {
+                  AddSquares(x, part.count, weight * scale_of_x, weighted_sums + part.column);
+                });
+    }
+  };
   WithElements(gradient, [&](const auto* g) {
-    if (momentum.values.dtype == DType::kU8) return by_blocks(g);
-    WithElementsOrNull(momentum.values, [&](auto* m) { by_elements(g, m); });
+    if (momentum.values.empty()) return of_gradient(g);
+    WithStorage(momentum, [&](const auto& m) { of_momentum(g, m); });
   });
 }
 
@@ -334,25 +262,26 @@ HWY_INLINE float SquareRow(const X* row, int64_t columns, const float* column_fa
   return sum.Sum();
 }
 
+// SquareRow of row i of a matrix, however it is stored.
+template <typename Storage>
+HWY_INLINE double SquareStoredRow(const Storage& x, int64_t i, int64_t columns,
+                                  const float* column_factors) {
+  double total = 0;
+  x.ForRead(columns, i * columns, (i + 1) * columns,
+            [&](const Part& part, const auto* values, double scale) {
+              total += scale * scale * SquareRow(values, part.count, column_factors + part.column);
+            });
+  return total;
+}
+
 double Squares(const Stored& source, int64_t begin, int64_t end, const float* row_factors,
                const float* column_factors) {
   const int64_t columns = source.values.columns();
   double total = 0;
-  if (source.values.dtype == DType::kU8) {
+  WithStorage(source, [&](const auto& x) {
     for (int64_t i = begin; i < end; ++i) {
       const double factor = row_factors[i];
-      ForQuantized(QuantizedRow(source, i), columns,
-                   [&](int64_t first, int64_t count, const SignedCode* x, float scale) {
-                     const double scaled = factor * scale;
-                     total += scaled * scaled * SquareRow(x, count, column_factors + first);
-                   });
-    }
-    return total;
-  }
-  WithElements(source.values, [&](const auto* x) {
-    for (int64_t i = begin; i < end; ++i) {
-      const double factor = row_factors[i];
-      total += factor * factor * SquareRow(x + i * columns, columns, column_factors);
+      total += factor * factor * SquareStoredRow(x, i, columns, column_factors);
     }
   });
   return total;
@@ -382,14 +311,14 @@ HWY_INLINE void WeighAndSquareGroup(const X* rows, const float* factors, float* 
   for (int64_t i = 0; i < kGroup; ++i) squares[i] = row_sums[i].Sum();
 }
 
-void NormalizeRows(TensorView view, int64_t begin, int64_t end, float target, float eps,
+void NormalizeRows(const Stored& source, int64_t begin, int64_t end, float target, float eps,
                    const float* column_factors, float* row_factors, float* column_sums) {
-  const int64_t columns = view.columns();
-  WithElements(view, [&](const auto* x) {
-    const auto normalize = [&](int64_t i, float squares) {
-      const float norm = row_factors[i] * std::sqrt(squares);
-      row_factors[i] *= norm > 0 ? target / (norm + eps) : 0;
-    };
+  const int64_t columns = source.values.columns();
+  const auto normalize = [&](int64_t i, float squares) {
+    const float norm = row_factors[i] * std::sqrt(squares);
+    row_factors[i] *= norm > 0 ? target / (norm + eps) : 0;
+  };
+  const auto by_groups = [&](const auto* x) {
     ForRowsTwice(
         begin, end, columns,
         [&](int64_t i) { normalize(i, SquareRow(x + i * columns, columns, column_factors)); },
@@ -401,6 +330,21 @@ void NormalizeRows(TensorView view, int64_t begin, int64_t end, float target, fl
                               column_factors, squares, columns);
           for (int64_t row = 0; row < kGroup; ++row) normalize(next + row, squares[row]);
         });
+  };
+  WithStorage(source, [&](const auto& x) {
+    if constexpr (!std::remove_reference_t<decltype(x)>::kCodes) {
+      by_groups(static_cast<const std::remove_pointer_t<decltype(x.values)>*>(x.values));
+    } else {
+      // Row by row: decoding takes longer than memory does.
+      for (int64_t i = begin; i < end; ++i) {
+        normalize(i, static_cast<float>(SquareStoredRow(x, i, columns, column_factors)));
+        x.ForRead(columns, i * columns, (i + 1) * columns,
+                  [&](const Part& part, const auto* values, float scale) {
+                    AddSquares(values, part.count, row_factors[i] * scale,
+                               column_sums + part.column);
+                  });
+      }
+    }
   });
 }
 
@@ -426,49 +370,31 @@ void Update(TensorView weight, const Stored& source, float keep, float step, int
             uint64_t rounding_key, Ahead ahead) {
   const int64_t columns = weight.columns();
   Prefetcher prefetcher(ahead, (end - begin) * PaddedColumns(columns) / kUnit);
-  const int64_t stripes = (columns + kStripe - 1) / kStripe;
   WithElements(weight, [&](auto* w) {
     using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
-    // Columns [j, j + count) of row i, within a stripe, from their x, which counts `scale` times.
-    const auto part = [&](int64_t i, int64_t j, int64_t count, const auto* x,
-                          float scale) HWY_ATTR {
-      const Weights store(StripeKey(rounding_key, i * stripes + j / kStripe), j % kStripe / kUnit);
-      UpdatePart(w + i * columns + j, x, count, hn::Set(F32(), keep),
-                 hn::Set(F32(), step * row_factors[i] * scale), column_factors + j, store,
-                 prefetcher);
+    const auto update = [&](const Part& part, const auto* x, float scale) HWY_ATTR {
+      UpdatePart(w + part.first, x, part.count, hn::Set(F32(), keep),
+                 hn::Set(F32(), step * row_factors[part.row] * scale), column_factors + part.column,
+                 Weights(StripeKey(rounding_key, part.stripe()), part.first_unit()), prefetcher);
     };
-    if (source.values.dtype == DType::kU8) {
-      for (int64_t i = begin; i < end; ++i) {
-        ForQuantized(QuantizedRow(source, i), columns,
-                     [&](int64_t j, int64_t count, const SignedCode* x, float scale) {
-                       part(i, j, count, x, scale);
-                     });
-      }
-      return;
-    }
-    WithElements(source.values, [&](const auto* x) {
-      for (int64_t i = begin; i < end; ++i) {
-        for (int64_t j = 0; j < columns; j += kStripe) {
-          part(i, j, std::min(kStripe, columns - j), x + i * columns + j, 1);
-        }
-      }
+    WithStorage(source, [&](const auto& storage) {
+      storage.ForRead(columns, begin * columns, end * columns, update);
     });
   });
 }
 
-template <typename Weight, typename X, typename Average>
-HWY_INLINE void AverageStripe(Weight* weight, const X* source, Average* average, int64_t count,
-                              VF keep, VF beta, VF gain, VF step, const float* column_factors,
-                              uint64_t weight_key, uint64_t average_key, Prefetcher& prefetcher) {
-  UnitStore<Weight> store_weight(weight_key);
-  UnitStore<Average> store_average(average_key);
+template <typename Weight, typename X, typename Average, typename Store>
+HWY_INLINE void AveragePart(Weight* weight, const X* source, Average* average, int64_t count,
+                            VF keep, VF beta, VF gain, VF step, const float* column_factors,
+                            UnitStore<Weight> store_weight, Store& store_average,
+                            Prefetcher& prefetcher) {
   ForUnits(
       count,
       [&](int64_t j, Weight* w, const X* x, Average* a) HWY_ATTR {
         prefetcher.Unit();
         const auto averaged = [&](int64_t at) HWY_ATTR {
           const VF u = hn::Mul(Load(x + at), Load(column_factors + j + at));
-          return hn::MulAdd(beta, Load(a + at), hn::Mul(gain, u));
+          return hn::MulAdd(beta, store_average.Old(a + at), hn::Mul(gain, u));
         };
         const auto updated = [&](int64_t at) HWY_ATTR {
           return hn::NegMulAdd(averaged(at), step, hn::Mul(Load(w + at), keep));
@@ -479,28 +405,26 @@ HWY_INLINE void AverageStripe(Weight* weight, const X* source, Average* average,
       weight, source, average);
 }
 
-void AverageUpdate(TensorView weight, TensorView source, TensorView average, float keep,
+void AverageUpdate(TensorView weight, TensorView source, const Stored& average, float keep,
                    const AverageStep& step, int64_t begin, int64_t end, const float* row_factors,
                    const float* column_factors, uint64_t rounding_key, Ahead ahead) {
   const int64_t columns = weight.columns();
   Prefetcher prefetcher(ahead, (end - begin) * PaddedColumns(columns) / kUnit);
-  const int64_t stripes = (columns + kStripe - 1) / kStripe;
-  const auto rows = [&](auto* w, const auto* x, auto* a) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t stripe = 0; stripe < stripes; ++stripe) {
-        const int64_t j = stripe * kStripe;
-        const int64_t at = i * columns + j;
-        AverageStripe(w + at, x + at, a + at, std::min(kStripe, columns - j), hn::Set(F32(), keep),
-                      hn::Set(F32(), step.beta), hn::Set(F32(), step.gain * row_factors[i]),
-                      hn::Set(F32(), step.rate), column_factors + j,
-                      StripeKey(rounding_key, i * stripes + stripe),
-                      StripeKey(step.rounding_key, i * stripes + stripe), prefetcher);
-      }
-    }
+  const auto rows = [&](auto* w, const auto* x, const auto& a) {
+    using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
+    const auto move = [&](const Part& part, auto* a_part, auto& store) HWY_ATTR {
+      AveragePart(w + part.first, x + part.first, a_part, part.count, hn::Set(F32(), keep),
+                  hn::Set(F32(), step.beta), hn::Set(F32(), step.gain * row_factors[part.row]),
+                  hn::Set(F32(), step.rate), column_factors + part.column,
+                  Weights(StripeKey(rounding_key, part.stripe()), part.first_unit()), store,
+                  prefetcher);
+    };
+    a.ForMove(columns, step.rounding_key, begin * columns, end * columns, move);
   };
   WithElements(weight, [&](auto* w) {
-    WithElements(source,
-                 [&](const auto* x) { WithElements(average, [&](auto* a) { rows(w, x, a); }); });
+    WithElements(source, [&](const auto* x) {
+      WithStorage(average, [&](const auto& a) { rows(w, x, a); });
+    });
   });
 }
 
@@ -543,7 +467,7 @@ double FactoredSquares(const Stored& x, int64_t begin, int64_t end, const float*
   return HWY_DYNAMIC_DISPATCH(Squares)(x, begin, end, row_factors, column_factors);
 }
 
-void SinkhornRows(TensorView x, int64_t begin, int64_t end, float target, float eps,
+void SinkhornRows(const Stored& x, int64_t begin, int64_t end, float target, float eps,
                   const float* column_factors, float* row_factors, float* column_sums) {
   HWY_DYNAMIC_DISPATCH(NormalizeRows)
   (x, begin, end, target, eps, column_factors, row_factors, column_sums);
@@ -556,7 +480,7 @@ void FactoredUpdate(TensorView weight, const Stored& x, float keep, float step, 
   (weight, x, keep, step, begin, end, row_factors, column_factors, rounding_key, ahead);
 }
 
-void FactoredAverageUpdate(TensorView weight, TensorView x, TensorView average, float keep,
+void FactoredAverageUpdate(TensorView weight, TensorView x, const Stored& average, float keep,
                            const AverageStep& step, int64_t begin, int64_t end,
                            const float* row_factors, const float* column_factors,
                            uint64_t rounding_key, Ahead ahead) {

@@ -47,11 +47,11 @@ double DecayMoments(float* moments, const float* sums, int64_t count, Decay deca
 int64_t InverseRoots(const float* moments, int64_t count, float scale, float floor, float numerator,
                      float* factors);
 
-// One half of Sinkhorn's alternation on X = row_factors[i] * x[i, j] * column_factors[j], x any:
+// One half of Sinkhorn's alternation on X = row_factors[i] * x[i, j] * column_factors[j]:
 // for rows [begin, end), brings each row of X to the L2 norm target, by
 //   row_factors[i] *= target / (norm_i + eps)   (0 for a row of zeros),
 // and adds to column_sums[j] the sums over those rows of (row_factors[i] * x[i, j])^2.
-void SinkhornRows(TensorView x, int64_t begin, int64_t end, float target, float eps,
+void SinkhornRows(const Stored& x, int64_t begin, int64_t end, float target, float eps,
                   const float* column_factors, float* row_factors, float* column_sums);
 
 // Memory to prefetch in the course of a pass, for whatever comes after it.
@@ -71,10 +71,10 @@ void FactoredUpdate(TensorView weight, const Stored& x, float keep, float step, 
                     int64_t end, const float* row_factors, const float* column_factors,
                     uint64_t rounding_key, Ahead ahead);
 
-// With u = row_factors[i] * x[i, j] * column_factors[j]: average (any, bfloat16 by stochastic
-// rounding under the step's own key) = beta * average + gain * u, and weight = keep * weight
-// - rate * average, of the average before it is rounded.
-void FactoredAverageUpdate(TensorView weight, TensorView x, TensorView average, float keep,
+// With u = row_factors[i] * x[i, j] * column_factors[j]: average (any, bfloat16 and codes by
+// stochastic rounding under the step's own key) = beta * average + gain * u, and weight = keep *
+// weight - rate * average, of the average before it is rounded.
+void FactoredAverageUpdate(TensorView weight, TensorView x, const Stored& average, float keep,
                            const AverageStep& step, int64_t begin, int64_t end,
                            const float* row_factors, const float* column_factors,
                            uint64_t rounding_key, Ahead ahead);

@@ -10,6 +10,7 @@
 #include "backend/cpu/units-inl.h"
 #include "optim/kernels/dispatch.h"
 #include "optim/kernels/factored.h"
+#include "optim/kernels/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace::kernels {
@@ -34,81 +35,80 @@ HWY_INLINE VF Stepped(VF weight, VF direction, VF keep, VF step) {
   return hn::MulSub(weight, keep, hn::IfThenZeroElse(hn::Eq(direction, zero), change));
 }
 
-// `factors` null: 1.
-template <typename Weight, typename Gradient, typename Momentum>
-HWY_INLINE void Stripe(Weight* weight, const Gradient* gradient, Momentum* momentum,
-                       const float* factors, const Constants& c, int64_t count, uint64_t weight_key,
-                       uint64_t momentum_key) {
-  UnitStore<Weight> store(weight_key);
-  const auto step_at = [&](int64_t at) HWY_ATTR {
+// keep * w - factor * rate * sign(direction) for the elements of a part; `factors` null: 1.
+struct Steps {
+  HWY_INLINE VF At(int64_t at) const {
     return factors != nullptr ? hn::Mul(c.rate, Load(factors + at)) : c.rate;
-  };
-  if (momentum == nullptr) {
-    ForUnits(
-        count,
-        [&](int64_t j, Weight* w, const Gradient* g) HWY_ATTR {
-          const auto updated = [&](int64_t at) HWY_ATTR {
-            return Stepped(Load(w + at), hn::Mul(c.gain1, Load(g + at)), c.keep, step_at(j + at));
-          };
-          store(updated, w);
-        },
-        weight, gradient);
-    return;
   }
-  UnitStore<Momentum> store_momentum(momentum_key);
+  const Constants& c;
+  const float* factors;
+};
+
+template <typename Weight, typename Gradient>
+HWY_INLINE void UpdatePart(Weight* weight, const Gradient* gradient, const Steps& steps,
+                           int64_t count, UnitStore<Weight> store) {
+  const Constants& c = steps.c;
+  ForUnits(
+      count,
+      [&](int64_t j, Weight* w, const Gradient* g) HWY_ATTR {
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          return Stepped(Load(w + at), hn::Mul(c.gain1, Load(g + at)), c.keep, steps.At(j + at));
+        };
+        store(updated, w);
+      },
+      weight, gradient);
+}
+
+template <typename Weight, typename Gradient, typename Momentum, typename Store>
+HWY_INLINE void MovePart(Weight* weight, const Gradient* gradient, Momentum* momentum,
+                         const Steps& steps, int64_t count, UnitStore<Weight> store_weight,
+                         Store& store_momentum) {
+  const Constants& c = steps.c;
   ForUnits(
       count,
       [&](int64_t j, Weight* w, const Gradient* g, Momentum* m) HWY_ATTR {
         const auto updated = [&](int64_t at) HWY_ATTR {
-          const VF direction = hn::MulAdd(c.beta1, Load(m + at), hn::Mul(c.gain1, Load(g + at)));
-          return Stepped(Load(w + at), direction, c.keep, step_at(j + at));
+          const VF direction =
+              hn::MulAdd(c.beta1, store_momentum.Old(m + at), hn::Mul(c.gain1, Load(g + at)));
+          return Stepped(Load(w + at), direction, c.keep, steps.At(j + at));
         };
-        store(updated, w);
+        store_weight(updated, w);
         const auto kept = [&](int64_t at) HWY_ATTR {
-          return hn::MulAdd(c.beta2, Load(m + at), hn::Mul(c.gain2, Load(g + at)));
+          return hn::MulAdd(c.beta2, store_momentum.Old(m + at), hn::Mul(c.gain2, Load(g + at)));
         };
         store_momentum(kept, m);
       },
       weight, gradient, momentum);
 }
 
-// Calls f(weights, gradients, momentum) with typed pointers, the last null for none.
-template <typename F>
-HWY_INLINE void WithAll(TensorView weight, TensorView gradient, TensorView momentum, const F& f) {
+// Elements [begin, end) in stripes that end with rows of `row_length`, with factors by column.
+void Update(TensorView weight, TensorView gradient, const Stored& momentum, const SignStep& step,
+            const float* column_factors, int64_t row_length, int64_t begin, int64_t end,
+            uint64_t rounding_key) {
+  const Constants constants(step);
+  const auto steps_of = [&](const Part& part) {
+    return Steps{constants, column_factors != nullptr ? column_factors + part.column : nullptr};
+  };
   WithElements(weight, [&](auto* w) {
+    using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
+    const auto weights_of = [&](const Part& part) {
+      return Weights(StripeKey(rounding_key, part.stripe()), part.first_unit());
+    };
     WithElements(gradient, [&](const auto* g) {
-      WithElementsOrNull(momentum, [&](auto* m) { f(w, g, m); });
-    });
-  });
-}
-
-void Update(TensorView weight, TensorView gradient, TensorView momentum, const SignStep& step,
-            int64_t begin, int64_t end, uint64_t rounding_key) {
-  const uint64_t momentum_key = MomentumKey(rounding_key);
-  WithAll(weight, gradient, momentum, [&](auto* w, const auto* g, auto* m) {
-    for (int64_t at = begin; at < end; at += kStripe) {
-      Stripe(w + at, g + at, m != nullptr ? m + at : m, nullptr, Constants(step),
-             std::min(kStripe, end - at), StripeKey(rounding_key, at / kStripe),
-             StripeKey(momentum_key, at / kStripe));
-    }
-  });
-}
-
-void UpdateRows(TensorView weight, TensorView gradient, TensorView momentum, const SignStep& step,
-                const float* column_factors, int64_t begin, int64_t end, uint64_t rounding_key) {
-  const uint64_t momentum_key = MomentumKey(rounding_key);
-  const int64_t columns = weight.columns();
-  const int64_t stripes = (columns + kStripe - 1) / kStripe;
-  WithAll(weight, gradient, momentum, [&](auto* w, const auto* g, auto* m) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t stripe = 0; stripe < stripes; ++stripe) {
-        const int64_t j = stripe * kStripe;
-        const int64_t at = i * columns + j;
-        Stripe(w + at, g + at, m != nullptr ? m + at : m, column_factors + j, Constants(step),
-               std::min(kStripe, columns - j), StripeKey(rounding_key, i * stripes + stripe),
-               StripeKey(momentum_key, i * stripes + stripe));
+      if (momentum.values.empty()) {
+        ForParts(row_length, kStripe, begin, end, [&](const Part& part) HWY_ATTR {
+          UpdatePart(w + part.first, g + part.first, steps_of(part), part.count, weights_of(part));
+        });
+        return;
       }
-    }
+      WithStorage(momentum, [&](const auto& storage) {
+        storage.ForMove(row_length, MomentumKey(rounding_key), begin, end,
+                        [&](const Part& part, auto* m, auto& store) HWY_ATTR {
+                          MovePart(w + part.first, g + part.first, m, steps_of(part), part.count,
+                                   weights_of(part), store);
+                        });
+      });
+    });
   });
 }
 
@@ -139,19 +139,21 @@ HWY_AFTER_NAMESPACE();
 namespace terrace::kernels {
 
 HWY_EXPORT(Update);
-HWY_EXPORT(UpdateRows);
 HWY_EXPORT(Sums);
 
-void SignUpdate(TensorView weight, TensorView gradient, TensorView momentum, const SignStep& step,
-                int64_t begin, int64_t end, uint64_t rounding_key) {
-  HWY_DYNAMIC_DISPATCH(Update)(weight, gradient, momentum, step, begin, end, rounding_key);
+void SignUpdate(TensorView weight, TensorView gradient, const Stored& momentum,
+                const SignStep& step, int64_t begin, int64_t end, uint64_t rounding_key) {
+  HWY_DYNAMIC_DISPATCH(Update)
+  (weight, gradient, momentum, step, nullptr, weight.size(), begin, end, rounding_key);
 }
 
-void SignUpdateRows(TensorView weight, TensorView gradient, TensorView momentum,
+void SignUpdateRows(TensorView weight, TensorView gradient, const Stored& momentum,
                     const SignStep& step, const float* column_factors, int64_t begin, int64_t end,
                     uint64_t rounding_key) {
-  HWY_DYNAMIC_DISPATCH(UpdateRows)
-  (weight, gradient, momentum, step, column_factors, begin, end, rounding_key);
+  const int64_t columns = weight.columns();
+  HWY_DYNAMIC_DISPATCH(Update)
+  (weight, gradient, momentum, step, column_factors, columns, begin * columns, end * columns,
+   rounding_key);
 }
 
 void AbsoluteSums(TensorView gradient, int64_t begin, int64_t end, float* column_sums) {

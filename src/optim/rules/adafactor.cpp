@@ -11,11 +11,11 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <optional>
 
 #include "optim/rule.h"
 #include "optim/rules/adaptive.h"
 #include "optim/rules/common.h"
+#include "optim/rules/momentum.h"
 
 namespace terrace {
 namespace {
@@ -24,18 +24,18 @@ struct AdafactorSettings {
   double decay_rate = -0.8;
   double eps = 1e-30;
   double clip_threshold = 1;
-  std::optional<DType> momentum;  // of updates
+  Momentum momentum = Momentum::kNone;  // of updates
   double beta1 = 0.9;
 };
 
 Fields FieldsOf(AdafactorSettings& s) {
-  const Needs momentum = {[&s] { return s.momentum.has_value(); }, "a momentum"};
+  const Needs momentum = {[&s] { return s.momentum != Momentum::kNone; }, "a momentum"};
   // At a decay_rate of -1 all steps count alike: beyond it the first would never be forgotten.
   return {
       {"decay_rate", &s.decay_rate, "exponent of the second moment's memory", {-1, 0}},
       {"eps", &s.eps, "added to squared gradients", {kSmallestMoment, 1}},
       {"clip_threshold", &s.clip_threshold, "root mean square of an update; 0: none", {0, 1e30}},
-      {"momentum", Choice(s.momentum, kFloatOrNoneNames), "of updates, as it is stored"},
+      {"momentum", Choice(s.momentum, MomentumOrNoneNames()), "of updates, as it is stored"},
       {"beta1", &s.beta1, "decay of the momentum", {0, kLargestBeta}, momentum}};
 }
 
@@ -46,7 +46,7 @@ class Adafactor final : public Rule {
   std::vector<StateSpec> State(const Parameter& parameter) const override {
     const Shape& shape = parameter.value.shape;
     std::vector<StateSpec> state;
-    if (settings_.momentum) state.push_back({"momentum", *settings_.momentum, shape});
+    AddMomentum(settings_.momentum, shape, state);
     AddSecondMoment(shape, shape.rank() == 2, state);
     return state;
   }
@@ -61,18 +61,15 @@ class Adafactor final : public Rule {
     if (measured == nullptr) {
       return Rule::Measure(parameter, gradient, state, tensor_step, measured);
     }
-    return MeasureFactored(gradient, state[settings_.momentum ? 1 : 0], StepOf(tensor_step),
-                           measured);
+    TakeMomentum(settings_.momentum, state);
+    return MeasureFactored(gradient, state[0], StepOf(tensor_step), measured);
   }
 
   // Nothing is floored here: eps is added.
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
     AdaptiveStep step = StepOf(context.tensor_step);
-    if (settings_.momentum) {
-      step.average = state[0];
-      state = state.subspan(1);
-    }
+    step.average = TakeMomentum(settings_.momentum, state);
     if (parameter.value.shape.rank() == 2) {
       UpdateFactored(parameter.value, gradient, state[0], state[1], step, context);
     } else {

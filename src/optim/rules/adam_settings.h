@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/settings.h"
-#include "optim/kernels/adamw_step.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
 
@@ -27,7 +26,18 @@ inline Fields AdamFields(AdamSettings& s, Fields more = {}, Needs momentum = {})
   return fields;
 }
 
-inline kernels::AdamWStep AdamWStepOf(const AdamSettings& settings, const StepContext& context) {
+// The constants of an update.
+struct AdamWStep {
+  float gradient_scale;
+  double beta1;
+  double beta2;
+  float keep;                // of the weight: 1 - lr * decay
+  float rate;                // lr / (1 - beta1^s)
+  float inverse_correction;  // 1 / sqrt(1 - beta2^s)
+  float eps;
+};
+
+inline AdamWStep AdamWStepOf(const AdamSettings& settings, const StepContext& context) {
   const double step = static_cast<double>(context.tensor_step);
   const double lr = context.learning_rate;
   return {

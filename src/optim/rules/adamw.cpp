@@ -93,7 +93,7 @@ class AdamW final : public Rule {
   // Nothing is floored here: eps is added.
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
-    const kernels::AdamWStep constants = AdamWStepOf(settings_, context);
+    const AdamWStep constants = AdamWStepOf(settings_, context);
     ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
       HWY_DYNAMIC_DISPATCH(AdamWUpdate)
       (parameter.value, gradient, state[0], state[1], constants, begin, end, context.rounding_key);

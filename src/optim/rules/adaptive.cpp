@@ -43,13 +43,6 @@ kernels::Stored NumeratorOf(const AdaptiveStep& step, TensorView gradient) {
   return step.momentum.values.empty() ? kernels::Stored(gradient) : step.momentum;
 }
 
-// Elements that a thread updates at a time: whole rows where the kernels want them.
-int64_t GrainOf(const AdaptiveStep& step, const Shape& shape) {
-  constexpr int64_t kGrain = 4 * kernels::kStripe;
-  if (step.momentum.values.dtype != DType::kU8 || shape.rank() != 2) return kGrain;
-  return std::max(int64_t{1}, kGrain / shape[1]) * shape[1];
-}
-
 kernels::AverageStep AverageOf(const AdaptiveStep& step, const StepContext& context, double clip) {
   return {.beta = static_cast<float>(step.beta1),
           .gain = static_cast<float>((1 - step.beta1) / clip),
@@ -184,7 +177,7 @@ UpdateReport UpdateFactored(TensorView weight, TensorView gradient, TensorView r
   const int64_t part_bytes = next.data != nullptr ? next.bytes() / blocks.count : 0;
   ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
     const kernels::Ahead ahead{next.data + block * part_bytes, part_bytes};
-    if (step.average.empty()) {
+    if (step.average.values.empty()) {
       kernels::FactoredUpdate(weight, numerator, KeepOf(context),
                               static_cast<float>(context.learning_rate / clip), begin, end,
                               row_factors, column_factors, context.rounding_key, ahead);
@@ -201,7 +194,7 @@ UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView seco
                          const AdaptiveStep& step, const StepContext& context) {
   if (weight.size() == 0) return {};
   const int64_t size = weight.size();
-  const int64_t grain = GrainOf(step, weight.shape);
+  const int64_t grain = GrainOf(step.average.values.empty() ? step.momentum : step.average);
   const kernels::Stored numerator = NumeratorOf(step, gradient);
   const int64_t blocks = (size + grain - 1) / grain;
 
@@ -230,7 +223,7 @@ UpdateReport UpdateExact(TensorView weight, TensorView gradient, TensorView seco
   const double clip = ClipOf(step, squares, size);
 
   ParallelFor(size, grain, [&](int64_t begin, int64_t end) {
-    if (step.average.empty()) {
+    if (step.average.values.empty()) {
       const float length = correction * static_cast<float>(context.learning_rate / clip);
       kernels::ExactUpdate(weight, numerator, second_moments, floor, KeepOf(context), length, begin,
                            end, context.rounding_key);

@@ -23,7 +23,7 @@ inline constexpr double kSmallestMoment = 1e-30;
 
 struct AdaptiveStep {
   kernels::Stored momentum = TensorView{};  // of gradients; empty: none
-  TensorView average = {};                  // of updates, float32 or bfloat16; empty: none
+  kernels::Stored average = TensorView{};   // of updates; empty: none
   double beta1 = 0;                         // of whichever of the two there is
   double beta2 = 0;
   double added = 0;

@@ -1,10 +1,6 @@
 // What settings of several rules share, and what every update does to the weight first.
 #pragma once
 
-#include <optional>
-
-#include "core/dtype.h"
-#include "core/settings.h"
 #include "optim/rule.h"
 
 namespace terrace {
@@ -13,11 +9,6 @@ namespace terrace {
 inline constexpr double kLargestBeta = 0.9999999;
 // Below it the square root of eps in float32 would no longer guard a division.
 inline constexpr double kSmallestEps = 1e-30;
-
-// What a momentum may be stored as, and for rules that can do without.
-inline const Names<DType> kFloatNames = {{"f32", DType::kF32}, {"bf16", DType::kBF16}};
-inline const Names<std::optional<DType>> kFloatOrNoneNames = {
-    {"none", std::nullopt}, {"f32", DType::kF32}, {"bf16", DType::kBF16}};
 
 // What decoupled weight decay leaves of the weight: 1 - lr * decay.
 inline float KeepOf(const StepContext& context) {

@@ -16,14 +16,17 @@ class Lion final : public Rule {
   explicit Lion(const SignSettings& settings) : settings_(settings) {}
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
-    return {{"momentum", settings_.momentum, parameter.value.shape}};
+    std::vector<StateSpec> state;
+    AddMomentum(settings_.momentum, parameter.value.shape, state);
+    return state;
   }
 
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
     const kernels::SignStep step = StepOf(settings_, context);
-    ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
-      kernels::SignUpdate(parameter.value, gradient, state[0], step, begin, end,
+    const kernels::Stored momentum = TakeMomentum(settings_.momentum, state);
+    ParallelFor(parameter.value.size(), GrainOf(momentum), [&](int64_t begin, int64_t end) {
+      kernels::SignUpdate(parameter.value, gradient, momentum, step, begin, end,
                           context.rounding_key);
     });
     return {};

@@ -1,14 +1,22 @@
 // muon (Keller Jordan, https://kellerjordan.github.io/posts/muon), g the scaled gradient:
 //   m <- beta m + g
-//   u = g + beta m (nesterov) or m
+//   u = g + beta m (nesterov) or m, or g where there is no momentum
 //   X = u / (|u| + eps), |u| the Frobenius norm
 //   ns_steps times: A = X X^T, X <- a X + (b A + c A^2) X        (Newton-Schulz)
 //   w <- w (1 - lr * decay) - lr * scale * X
 // on the transpose where there are more rows than columns. X then has the singular vectors of u,
 // with singular values near 1.
 //
-// scale: none 1; keller sqrt(max(1, rows / columns)); moonshot 0.2 sqrt(max(rows, columns)), which
-// gives the update the root mean square of AdamW's (arXiv 2502.16982).
+// momentum `hidden_f32` and `hidden_bf16`: the gradient buffer b <- beta b + g is the momentum, up
+// to the scale of the gradient, which X does not know. g alone is lost in it: no nesterov.
+//
+// scale, by the shape of a matrix of `rows` outputs and `columns` inputs:
+//   none      1
+//   keller    sqrt(max(1, rows / columns)), of Jordan's code
+//   moonshot  0.2 sqrt(max(rows, columns)), which gives the update the root mean square of AdamW's
+//             (Moonlight, arXiv 2502.16982)
+//   spectral  sqrt(rows / columns), under which a layer's outputs move alike whatever its shape
+//             (Yang, Simon and Bernstein, arXiv 2310.17813)
 //
 // With precision bf16, X, A and the polynomial are kept and multiplied in bfloat16, where the
 // processor has such products; elsewhere they are float32, as with precision f32.
@@ -19,11 +27,13 @@
 #include <vector>
 
 #include "backend/cpu/matmul.h"
+#include "backend/cpu/sum_of_squares.h"
 #include "core/arena.h"
 #include "core/parallel.h"
 #include "optim/kernels/blocks.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
+#include "optim/rules/momentum.h"
 #include "optim/tiles.h"
 
 namespace terrace {
@@ -34,7 +44,7 @@ constexpr float kA = 3.4445f;
 constexpr float kB = -4.7750f;
 constexpr float kC = 2.0315f;
 
-enum class Scale : uint8_t { kNone, kKeller, kMoonshot };
+enum class Scale : uint8_t { kNone, kKeller, kMoonshot, kSpectral };
 
 struct MuonSettings {
   double beta = 0.95;
@@ -43,20 +53,26 @@ struct MuonSettings {
   double eps = 1e-7;
   Scale scale = Scale::kMoonshot;
   DType precision = DType::kBF16;
-  DType momentum = DType::kF32;
+  Momentum momentum = Momentum::kF32;
 };
 
-const Names<Scale> kScaleNames = {
-    {"none", Scale::kNone}, {"keller", Scale::kKeller}, {"moonshot", Scale::kMoonshot}};
+const Names<Scale> kScaleNames = {{"none", Scale::kNone},
+                                  {"keller", Scale::kKeller},
+                                  {"moonshot", Scale::kMoonshot},
+                                  {"spectral", Scale::kSpectral}};
+const Names<DType> kPrecisionNames = {{"f32", DType::kF32}, {"bf16", DType::kBF16}};
 
 Fields FieldsOf(MuonSettings& s) {
-  return {{"beta", &s.beta, "decay of the momentum", {0, kLargestBeta}},
-          {"nesterov", &s.nesterov, "steps by the momentum to come"},
+  const Needs momentum = {[&s] { return s.momentum != Momentum::kNone; }, "a momentum"};
+  const Needs stored = {[&s] { return IsStored(s.momentum); }, "a momentum that is not hidden"};
+  return {{"beta", &s.beta, "decay of the momentum", {0, kLargestBeta}, momentum},
+          {"nesterov", &s.nesterov, "steps by the momentum to come", {}, stored},
           {"ns_steps", &s.ns_steps, "Newton-Schulz iterations", {1, 100}},
           {"eps", &s.eps, "added to the norm that divides", {kSmallestEps, 1}},
           {"scale", Choice(s.scale, kScaleNames), "of the update, by the matrix's shape"},
-          {"precision", Choice(s.precision, kFloatNames), "of Newton-Schulz"},
-          {"momentum", Choice(s.momentum, kFloatNames), "as it is stored"}};
+          {"precision", Choice(s.precision, kPrecisionNames), "of Newton-Schulz"},
+          {"momentum", Choice(s.momentum, AnyMomentumNames()),
+           "as it is stored; hidden: as gradients"}};
 }
 
 // X is [rows, columns]; its Gram matrix and the polynomial are [side, side], of the smaller side.
@@ -190,7 +206,10 @@ class Muon final : public Rule {
         parameter.population == Population::kHead) {
       Fail("muon serves hidden matrices only, neither embedding nor head");
     }
-    return {{"momentum", settings_.momentum, parameter.value.shape}};
+    std::vector<StateSpec> state;
+    AddMomentum(settings_.momentum, parameter.value.shape, state);
+    AddHiddenBuffer(settings_.momentum, parameter, settings_.beta, state);
+    return state;
   }
 
   // X, two matrices of the smaller side, and for each thread, a copy of a block of X and what
@@ -208,7 +227,7 @@ class Muon final : public Rule {
     if (parameter.value.size() == 0) return {};
     const NewtonSchulz shape = ShapeOf(parameter);
     const TensorView x{context.scratch, dtype_, parameter.value.shape, "muon.x"};
-    WriteDirection(gradient, state[0], context, x);
+    WriteDirection(gradient, TakeMomentum(settings_.momentum, state), context, x);
     for (int64_t step = 0; step < settings_.ns_steps; ++step) Iterate(shape, x, context);
 
     const double lr = context.learning_rate;
@@ -244,30 +263,45 @@ class Muon final : public Rule {
         return std::sqrt(std::max(1.0, rows / columns));
       case Scale::kMoonshot:
         return 0.2 * std::sqrt(std::max(rows, columns));
+      case Scale::kSpectral:
+        return std::sqrt(rows / columns);
     }
     return 1;
   }
 
   // Moves the momentum; x becomes the direction with a Frobenius norm of 1.
-  void WriteDirection(TensorView gradient, TensorView momentum, const StepContext& context,
-                      TensorView x) const {
+  void WriteDirection(TensorView gradient, const kernels::Stored& momentum,
+                      const StepContext& context, TensorView x) const {
+    if (momentum.values.empty()) {
+      const double scale = context.gradient_scale;
+      const double norm = scale * std::sqrt(SumOfSquares(gradient));
+      WriteSum(gradient, scale / (norm + settings_.eps), {}, 0, x);
+      return;
+    }
     const float beta = static_cast<float>(settings_.beta);
     const uint64_t momentum_key = kernels::MomentumKey(context.rounding_key);
-    std::vector<double> squares((x.size() + kGrain - 1) / kGrain);
-    ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
-      squares[begin / kGrain] =
+    const int64_t grain = GrainOf(momentum);
+    std::vector<double> squares((x.size() + grain - 1) / grain);
+    ParallelFor(x.size(), grain, [&](int64_t begin, int64_t end) {
+      squares[begin / grain] =
           kernels::SumMomentum(momentum, beta, gradient, context.gradient_scale, settings_.nesterov,
                                momentum_key, begin, end);
     });
     const double norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
     const double inverse = 1 / (norm + settings_.eps);
-    const bool nesterov = settings_.nesterov;
-    const float of_momentum = static_cast<float>(nesterov ? inverse * settings_.beta : inverse);
-    const float of_gradient = static_cast<float>(inverse * context.gradient_scale);
-    ParallelFor(x.size(), kGrain, [&](int64_t begin, int64_t end) {
-      kernels::Combine(RangeOf(x, begin), RangeOf(momentum, begin), of_momentum,
-                       nesterov ? RangeOf(gradient, begin) : MatrixBlock{}, of_gradient, 1,
-                       end - begin);
+    if (settings_.nesterov) {
+      WriteSum(momentum, inverse * settings_.beta, gradient, inverse * context.gradient_scale, x);
+    } else {
+      WriteSum(momentum, inverse, {}, 0, x);
+    }
+  }
+
+  // x = first_factor * first + second_factor * second, which may be empty.
+  static void WriteSum(const kernels::Stored& first, double first_factor, TensorView second,
+                       double second_factor, TensorView x) {
+    ParallelFor(x.size(), GrainOf(first), [&](int64_t begin, int64_t end) {
+      kernels::CombineStored(x, first, static_cast<float>(first_factor), second,
+                             static_cast<float>(second_factor), begin, end);
     });
   }
 

@@ -31,9 +31,10 @@ class Sage final : public Rule {
   Sage(const SignSettings& settings, double eps) : settings_(settings), eps_(eps) {}
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
-    const TensorView matrix = AsMatrix(parameter.value);
-    return {{"momentum", settings_.momentum, parameter.value.shape},
-            {"absolute_mean", DType::kF32, {matrix.columns()}}};
+    std::vector<StateSpec> state;
+    AddMomentum(settings_.momentum, parameter.value.shape, state);
+    state.push_back({"absolute_mean", DType::kF32, {AsMatrix(parameter.value).columns()}});
+    return state;
   }
 
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
@@ -44,6 +45,8 @@ class Sage final : public Rule {
     const int64_t columns = weight.columns();
     const int64_t padded = kernels::PaddedColumns(columns);
     const RowBlocks blocks(weight.rows());
+    kernels::Stored momentum = TakeMomentum(settings_.momentum, state);
+    momentum.values = AsMatrix(momentum.values);
 
     std::vector<float> sums(static_cast<size_t>(blocks.count * padded));
     ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
@@ -54,12 +57,12 @@ class Sage final : public Rule {
     std::vector<float>& factors = sums;
     const float mean = context.gradient_scale / static_cast<float>(weight.rows());
     for (int64_t j = 0; j < columns; ++j) factors[j] *= mean;
-    Restrain(factors.data(), state[1].as<float>(), columns, context.tensor_step);
+    Restrain(factors.data(), state[0].as<float>(), columns, context.tensor_step);
 
     const kernels::SignStep step = StepOf(settings_, context);
     ForBlocks(blocks, [&](int64_t, int64_t begin, int64_t end) {
-      kernels::SignUpdateRows(weight, gradient, AsMatrix(state[0]), step, factors.data(), begin,
-                              end, context.rounding_key);
+      kernels::SignUpdateRows(weight, gradient, momentum, step, factors.data(), begin, end,
+                              context.rounding_key);
     });
     return {};
   }

@@ -3,12 +3,12 @@
 //   m <- beta m + g
 //   w <- w - lr * m, or with nesterov  w <- w - lr * (g + beta m), or without momentum  w - lr * g
 #include <memory>
-#include <optional>
 
 #include "core/parallel.h"
 #include "core/stochastic_rounding.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
+#include "optim/rules/momentum.h"
 
 // This file is read once for each instruction set, this part of it once.
 #ifndef TERRACE_OPTIM_RULES_SGD_STEP_
@@ -31,8 +31,7 @@ struct SgdStep {
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "optim/kernels/dispatch.h"
-#include "optim/kernels/moments-inl.h"
+#include "optim/kernels/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace {
@@ -42,40 +41,50 @@ namespace {
 using namespace kernels::HWY_NAMESPACE;  // NOLINT: what kernels share
 using namespace kernels;                 // NOLINT
 
-template <typename Weight, typename Gradient, typename Momentum>
-HWY_INLINE void SgdStripe(Weight* weight, const Gradient* gradient, Momentum* momentum,
-                          const SgdStep& step, int64_t count, uint64_t weight_key,
-                          uint64_t momentum_key) {
-  const VF scale = hn::Set(F32(), step.gradient_scale);
-  const VF beta = hn::Set(F32(), step.beta);
-  const VF keep = hn::Set(F32(), step.keep);
-  const VF length = hn::Set(F32(), step.rate);
-  UnitStore<Weight> store_weight(weight_key);
-  const auto stepped = [&](VF w, VF direction)
-                           HWY_ATTR { return hn::NegMulAdd(direction, length, hn::Mul(w, keep)); };
-  if (momentum == nullptr) {
-    ForUnits(
-        count,
-        [&](int64_t, Weight* w, const Gradient* g) HWY_ATTR {
-          const auto updated = [&](int64_t at) HWY_ATTR {
-            return stepped(Load(w + at), hn::Mul(Load(g + at), scale));
-          };
-          store_weight(updated, w);
-        },
-        weight, gradient);
-    return;
+// As vectors.
+struct SgdConstants {
+  explicit HWY_INLINE SgdConstants(const SgdStep& step)
+      : scale(hn::Set(F32(), step.gradient_scale)),
+        beta(hn::Set(F32(), step.beta)),
+        keep(hn::Set(F32(), step.keep)),
+        rate(hn::Set(F32(), step.rate)),
+        nesterov(step.nesterov) {}
+  HWY_INLINE VF Stepped(VF w, VF direction) const {
+    return hn::NegMulAdd(direction, rate, hn::Mul(w, keep));
   }
-  UnitStore<Momentum> store_momentum(momentum_key);
+  VF scale, beta, keep, rate;
+  bool nesterov;
+};
+
+template <typename Weight, typename Gradient>
+HWY_INLINE void SgdPart(Weight* weight, const Gradient* gradient, const SgdConstants& c,
+                        int64_t count, UnitStore<Weight> store) {
+  ForUnits(
+      count,
+      [&](int64_t, Weight* w, const Gradient* g) HWY_ATTR {
+        const auto updated = [&](int64_t at) HWY_ATTR {
+          return c.Stepped(Load(w + at), hn::Mul(Load(g + at), c.scale));
+        };
+        store(updated, w);
+      },
+      weight, gradient);
+}
+
+template <typename Weight, typename Gradient, typename Momentum, typename Store>
+HWY_INLINE void SgdPartWithMomentum(Weight* weight, const Gradient* gradient, Momentum* momentum,
+                                    const SgdConstants& c, int64_t count,
+                                    UnitStore<Weight> store_weight, Store& store_momentum) {
   ForUnits(
       count,
       [&](int64_t, Weight* w, const Gradient* g, Momentum* m) HWY_ATTR {
         const auto moved = [&](int64_t at) HWY_ATTR {
-          return hn::MulAdd(beta, Load(m + at), hn::Mul(Load(g + at), scale));
+          return hn::MulAdd(c.beta, store_momentum.Old(m + at), hn::Mul(Load(g + at), c.scale));
         };
         const auto updated = [&](int64_t at) HWY_ATTR {
           const VF first = moved(at);
-          if (!step.nesterov) return stepped(Load(w + at), first);
-          return stepped(Load(w + at), hn::MulAdd(beta, first, hn::Mul(Load(g + at), scale)));
+          if (!c.nesterov) return c.Stepped(Load(w + at), first);
+          const VF ahead = hn::MulAdd(c.beta, first, hn::Mul(Load(g + at), c.scale));
+          return c.Stepped(Load(w + at), ahead);
         };
         store_weight(updated, w);
         store_momentum(moved, m);
@@ -83,21 +92,32 @@ HWY_INLINE void SgdStripe(Weight* weight, const Gradient* gradient, Momentum* mo
       weight, gradient, momentum);
 }
 
-// With g = gradient_scale * gradient: momentum (any, bfloat16 by stochastic rounding; empty: none)
-// = beta * momentum + g, and weight = keep * weight - step * d in one pass, where d is the momentum
-// before it is rounded, with nesterov g + beta times that, without momentum g.
-void SgdUpdate(TensorView weight, TensorView gradient, TensorView momentum, const SgdStep& step,
+// With g = gradient_scale * gradient: momentum (any or codes, by stochastic rounding but for
+// float32; empty: none) = beta * momentum + g, and weight = keep * weight - rate * d in one pass,
+// where d is the momentum before it is rounded, with nesterov g + beta times that, without momentum
+// g.
+void SgdUpdate(TensorView weight, TensorView gradient, const Stored& momentum, const SgdStep& step,
                int64_t begin, int64_t end, uint64_t rounding_key) {
-  const uint64_t momentum_key = MomentumKey(rounding_key);
-  const auto stripes = [&](auto* w, const auto* g, auto* m) {
-    ForStripes(begin, end, [&](int64_t first, int64_t count, int64_t stripe) HWY_ATTR {
-      SgdStripe(w + first, g + first, m != nullptr ? m + first : m, step, count,
-                StripeKey(rounding_key, stripe), StripeKey(momentum_key, stripe));
-    });
-  };
+  const SgdConstants constants(step);
   WithElements(weight, [&](auto* w) {
+    using Weights = UnitStore<std::remove_pointer_t<decltype(w)>>;
+    const auto weights_of = [&](const Part& part) {
+      return Weights(StripeKey(rounding_key, part.stripe()), part.first_unit());
+    };
     WithElements(gradient, [&](const auto* g) {
-      WithElementsOrNull(momentum, [&](auto* m) { stripes(w, g, m); });
+      if (momentum.values.empty()) {
+        ForParts(weight.size(), kStripe, begin, end, [&](const Part& part) HWY_ATTR {
+          SgdPart(w + part.first, g + part.first, constants, part.count, weights_of(part));
+        });
+        return;
+      }
+      WithStorage(momentum, [&](const auto& storage) {
+        storage.ForMove(weight.size(), MomentumKey(rounding_key), begin, end,
+                        [&](const Part& part, auto* m, auto& store) HWY_ATTR {
+                          SgdPartWithMomentum(w + part.first, g + part.first, m, constants,
+                                              part.count, weights_of(part), store);
+                        });
+      });
     });
   });
 }
@@ -114,14 +134,14 @@ HWY_EXPORT(SgdUpdate);
 namespace {
 
 struct SgdSettings {
-  std::optional<DType> momentum = DType::kF32;
+  Momentum momentum = Momentum::kF32;
   double beta = 0.9;
   bool nesterov = false;
 };
 
 Fields FieldsOf(SgdSettings& s) {
-  const Needs momentum = {[&s] { return s.momentum.has_value(); }, "a momentum"};
-  return {{"momentum", Choice(s.momentum, kFloatOrNoneNames), "as it is stored"},
+  const Needs momentum = {[&s] { return s.momentum != Momentum::kNone; }, "a momentum"};
+  return {{"momentum", Choice(s.momentum, MomentumOrNoneNames()), "as it is stored"},
           {"beta", &s.beta, "decay of the momentum", {0, kLargestBeta}, momentum},
           {"nesterov", &s.nesterov, "steps by the momentum to come", {}, momentum}};
 }
@@ -131,8 +151,9 @@ class Sgd final : public Rule {
   explicit Sgd(const SgdSettings& settings) : settings_(settings) {}
 
   std::vector<StateSpec> State(const Parameter& parameter) const override {
-    if (!settings_.momentum) return {};
-    return {{"momentum", *settings_.momentum, parameter.value.shape}};
+    std::vector<StateSpec> state;
+    AddMomentum(settings_.momentum, parameter.value.shape, state);
+    return state;
   }
 
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
@@ -142,8 +163,8 @@ class Sgd final : public Rule {
                        .nesterov = settings_.nesterov,
                        .keep = KeepOf(context),
                        .rate = context.learning_rate};
-    const TensorView momentum = settings_.momentum ? state[0] : TensorView{};
-    ParallelFor(parameter.value.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
+    const kernels::Stored momentum = TakeMomentum(settings_.momentum, state);
+    ParallelFor(parameter.value.size(), GrainOf(momentum), [&](int64_t begin, int64_t end) {
       HWY_DYNAMIC_DISPATCH(SgdUpdate)
       (parameter.value, gradient, momentum, step, begin, end, context.rounding_key);
     });

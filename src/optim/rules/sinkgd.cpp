@@ -28,13 +28,13 @@
 #include "optim/kernels/sign.h"
 #include "optim/rule.h"
 #include "optim/rules/common.h"
+#include "optim/rules/momentum.h"
 #include "optim/rules/row_blocks.h"
 
 namespace terrace {
 namespace {
 
 enum class Direction : uint8_t { kSinkhorn, kSign };
-enum class Momentum : uint8_t { kNone, kF32, kBF16, kHiddenF32, kHiddenBF16 };
 enum class Grouping : uint8_t { kTensor, kLayer };
 enum class Multiplier : uint8_t { kNone, kNeuron };
 
@@ -54,11 +54,6 @@ struct SinkGdSettings {
 
 const Names<Direction> kDirectionNames = {{"sinkhorn", Direction::kSinkhorn},
                                           {"sign", Direction::kSign}};
-const Names<Momentum> kMomentumNames = {{"none", Momentum::kNone},
-                                        {"f32", Momentum::kF32},
-                                        {"bf16", Momentum::kBF16},
-                                        {"hidden_f32", Momentum::kHiddenF32},
-                                        {"hidden_bf16", Momentum::kHiddenBF16}};
 const Names<Grouping> kGroupingNames = {{"tensor", Grouping::kTensor}, {"layer", Grouping::kLayer}};
 const Names<Multiplier> kMultiplierNames = {{"none", Multiplier::kNone},
                                             {"neuron", Multiplier::kNeuron}};
@@ -73,7 +68,7 @@ Fields FieldsOf(SinkGdSettings& s) {
   return {
       {"scale", &s.scale, "times the normalized matrix", {0, 1e6}},
       {"direction", Choice(s.direction, kDirectionNames), "of the update"},
-      {"momentum", Choice(s.momentum, kMomentumNames), "as it is stored; hidden: as gradients"},
+      {"momentum", Choice(s.momentum, AnyMomentumNames()), "as it is stored; hidden: as gradients"},
       {"beta", &s.beta, "decay of the momentum", {0, kLargestBeta}, momentum},
       {"iterations", &s.iterations, "of rows and columns", {1, 1000}, sinkhorn},
       {"eps", &s.eps, "added to the norm that divides", {kSmallestEps, 1}, sinkhorn},
@@ -88,7 +83,7 @@ Fields FieldsOf(SinkGdSettings& s) {
 // Matrices stacked by rows, and what Sinkhorn's alternation multiplies them by.
 struct Stack {
   struct Matrix {
-    TensorView x;       // [rows, columns], any
+    kernels::Stored x;  // [rows, columns]
     int64_t first_row;  // within the stack
   };
   int64_t columns = 0;
@@ -105,7 +100,7 @@ void ForPieces(const Stack& stack, int64_t begin, int64_t end, const Body& body)
   for (size_t m = 0; m < stack.matrices.size(); ++m) {
     const auto& [x, first_row] = stack.matrices[m];
     const int64_t first = std::max(begin, first_row) - first_row;
-    const int64_t last = std::min(end, first_row + x.rows()) - first_row;
+    const int64_t last = std::min(end, first_row + x.values.rows()) - first_row;
     if (first < last) body(m, first, last);
   }
 }
@@ -127,23 +122,13 @@ class SinkGd final : public Rule {
       Fail("sinkgd serves matrices only");
     }
     std::vector<StateSpec> state;
-    if (settings_.momentum == Momentum::kF32) state.push_back({"momentum", DType::kF32, shape});
-    if (settings_.momentum == Momentum::kBF16) state.push_back({"momentum", DType::kBF16, shape});
+    AddMomentum(settings_.momentum, shape, state);
     if (settings_.multiplier == Multiplier::kNeuron) {
       const int64_t neurons = shape[parameter.neuron_axis];
       const int64_t blocks = (neurons + settings_.block_neurons - 1) / settings_.block_neurons;
       state.push_back({"block_second_moment", DType::kF32, {blocks}});
     }
-    if (Hidden()) {
-      const bool narrow = settings_.momentum == Momentum::kHiddenBF16;
-      // As all gradients, which products of float32 do not leave in bfloat16.
-      if (narrow && parameter.value.dtype != DType::kBF16) {
-        Fail("momentum = 'hidden_bf16' needs weights of bf16, not {}",
-             NameOf(parameter.value.dtype));
-      }
-      state.push_back({"gradient", narrow ? DType::kBF16 : DType::kF32, shape,
-                       static_cast<float>(settings_.beta)});
-    }
+    AddHiddenBuffer(settings_.momentum, parameter, settings_.beta, state);
     return state;
   }
 
@@ -191,16 +176,15 @@ class SinkGd final : public Rule {
   }
 
  private:
-  bool Hidden() const {
-    return settings_.momentum == Momentum::kHiddenF32 ||
-           settings_.momentum == Momentum::kHiddenBF16;
-  }
-  bool StatedMomentum() const {
-    return settings_.momentum == Momentum::kF32 || settings_.momentum == Momentum::kBF16;
+  bool StatedMomentum() const { return IsStored(settings_.momentum); }
+  kernels::Stored MomentumOf(const TensorUpdate& update) const {
+    std::span<const TensorView> state = update.state;
+    return TakeMomentum(settings_.momentum, state);
   }
   // Of a hidden momentum too.
   float GradientScale(const StepContext& context) const {
-    return context.gradient_scale * static_cast<float>(Hidden() ? 1 - settings_.beta : 1);
+    const bool hidden = IsHidden(settings_.momentum);
+    return context.gradient_scale * static_cast<float>(hidden ? 1 - settings_.beta : 1);
   }
 
   // sign(beta m + (1 - beta) g) is the sign of the momentum that is kept.
@@ -212,9 +196,9 @@ class SinkGd final : public Rule {
         .beta2 = settings_.beta,
         .keep = KeepOf(context),
         .rate = static_cast<float>(context.learning_rate * settings_.scale)};
-    const TensorView momentum = StatedMomentum() ? update.state[0] : TensorView{};
+    const kernels::Stored momentum = MomentumOf(update);
     const TensorView weight = update.parameter->value;
-    ParallelFor(weight.size(), 4 * kernels::kStripe, [&](int64_t begin, int64_t end) {
+    ParallelFor(weight.size(), GrainOf(momentum), [&](int64_t begin, int64_t end) {
       kernels::SignUpdate(weight, update.gradient, momentum, step, begin, end,
                           context.rounding_key);
     });
@@ -223,9 +207,9 @@ class SinkGd final : public Rule {
   Stack StackOf(std::span<const TensorUpdate> group) const {
     Stack stack{.columns = group.front().parameter->value.columns()};
     for (const TensorUpdate& update : group) {
-      const TensorView x = StatedMomentum() ? update.state[0] : update.gradient;
+      const kernels::Stored x = StatedMomentum() ? MomentumOf(update) : update.gradient;
       stack.matrices.push_back({x, stack.rows});
-      stack.rows += x.rows();
+      stack.rows += x.values.rows();
     }
     return stack;
   }
@@ -264,7 +248,7 @@ class SinkGd final : public Rule {
   void Update(const TensorUpdate& update, const Stack& stack, size_t m,
               const std::vector<float>& column_factors, float step) const {
     const auto& [x, first_row] = stack.matrices[m];
-    ForBlocks(RowBlocks(x.rows()), [&](int64_t, int64_t begin, int64_t end) {
+    ForBlocks(RowBlocks(x.values.rows()), [&](int64_t, int64_t begin, int64_t end) {
       kernels::FactoredUpdate(update.parameter->value, x, KeepOf(update.context), step, begin, end,
                               stack.row_factors.data() + first_row, column_factors.data(),
                               update.context.rounding_key, {});
@@ -278,7 +262,7 @@ class SinkGd final : public Rule {
     const RowBlocks blocks(gradient.rows());
     SquareSums sums{std::vector<float>(static_cast<size_t>(blocks.rows)),
                     std::vector<float>(static_cast<size_t>(blocks.count * padded))};
-    const TensorView momentum = StatedMomentum() ? update.state[0] : TensorView{};
+    const kernels::Stored momentum = MomentumOf(update);
     ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
       kernels::FactoredSums(gradient, update.context.gradient_scale, momentum, settings_.beta,
                             kernels::MomentumKey(update.context.rounding_key), begin, end,
@@ -300,7 +284,7 @@ class SinkGd final : public Rule {
     const std::vector<float> multipliers =
         Multipliers(update, by_column ? sums.columns : sums.rows);
     float* multiplied = by_column ? column_factors.data() : row_factors;
-    const int64_t neurons = by_column ? x.columns() : x.rows();
+    const int64_t neurons = by_column ? x.values.columns() : x.values.rows();
     for (int64_t n = 0; n < neurons; ++n) {
       multiplied[n] *= multipliers[static_cast<size_t>(n / settings_.block_neurons)];
     }
@@ -309,9 +293,9 @@ class SinkGd final : public Rule {
     Update(update, stack, m, column_factors, static_cast<float>(step * restored));
   }
 
-  static double SquaredNormOf(TensorView x, const float* row_factors,
+  static double SquaredNormOf(const kernels::Stored& x, const float* row_factors,
                               const std::vector<float>& column_factors) {
-    const RowBlocks blocks(x.rows());
+    const RowBlocks blocks(x.values.rows());
     std::vector<double> partial(static_cast<size_t>(blocks.count));
     ForBlocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
       partial[static_cast<size_t>(block)] =
@@ -323,7 +307,9 @@ class SinkGd final : public Rule {
   // By block, whose second moments it moves; `squares` are sums of the gradient's by neuron.
   std::vector<float> Multipliers(const TensorUpdate& update,
                                  const std::vector<float>& squares) const {
-    const TensorView moments = update.state[StatedMomentum() ? 1 : 0];
+    std::span<const TensorView> state = update.state;
+    TakeMomentum(settings_.momentum, state);
+    const TensorView moments = state[0];
     const int64_t neurons = update.parameter->value.shape[update.parameter->neuron_axis];
     const double scale = GradientScale(update.context);
     const double width =

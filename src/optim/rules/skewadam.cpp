@@ -17,6 +17,7 @@
 #include "optim/rule.h"
 #include "optim/rules/adam_settings.h"
 #include "optim/rules/adaptive.h"
+#include "optim/rules/momentum.h"
 
 namespace terrace {
 namespace {
@@ -28,10 +29,6 @@ enum class EpsMode : uint8_t { kAbsolute, kRelative };
 // kFactored serves matrices by row and column means; tensors of other ranks stay exact.
 enum class SecondMoment : uint8_t { kFactored, kExact };
 
-// How the momentum is stored, if there is one; int8: as codes of 8 bits by block
-// (block_quantization.h).
-enum class Momentum : uint8_t { kNone, kF32, kBF16, kInt8 };
-
 struct SkewAdamSettings : AdamSettings {
   EpsMode eps_mode = EpsMode::kAbsolute;
   Momentum momentum = Momentum::kF32;
@@ -41,10 +38,6 @@ struct SkewAdamSettings : AdamSettings {
 
 const Names<EpsMode> kEpsModeNames = {{"absolute", EpsMode::kAbsolute},
                                       {"relative", EpsMode::kRelative}};
-const Names<Momentum> kMomentumNames = {{"none", Momentum::kNone},
-                                        {"f32", Momentum::kF32},
-                                        {"bf16", Momentum::kBF16},
-                                        {"int8", Momentum::kInt8}};
 const Names<SecondMoment> kSecondMomentNames = {{"factored", SecondMoment::kFactored},
                                                 {"exact", SecondMoment::kExact}};
 
@@ -52,7 +45,7 @@ Fields FieldsOf(SkewAdamSettings& s) {
   return AdamFields(
       s,
       {{"eps_mode", Choice(s.eps_mode, kEpsModeNames), "of squared gradients, or of their mean"},
-       {"momentum", Choice(s.momentum, kMomentumNames), "as it is stored"},
+       {"momentum", Choice(s.momentum, MomentumOrNoneNames()), "as it is stored"},
        {"second_moment", Choice(s.second_moment, kSecondMomentNames), "of matrices"},
        {"rms_clip", &s.rms_clip, "root mean square of an update; 0: none", {0, 1e30}}},
       {[&s] { return s.momentum != Momentum::kNone; }, "a momentum"});
@@ -65,20 +58,7 @@ class SkewAdam final : public Rule {
   std::vector<StateSpec> State(const Parameter& parameter) const override {
     const Shape& shape = parameter.value.shape;
     std::vector<StateSpec> state;
-    switch (settings_.momentum) {
-      case Momentum::kNone:
-        break;
-      case Momentum::kF32:
-        state.push_back({"momentum", DType::kF32, shape});
-        break;
-      case Momentum::kBF16:
-        state.push_back({"momentum", DType::kBF16, shape});
-        break;
-      case Momentum::kInt8:
-        state.push_back({"momentum", DType::kU8, shape});
-        state.push_back({"momentum_scale", DType::kF32, kernels::QuantizationScales(shape)});
-        break;
-    }
+    AddMomentum(settings_.momentum, shape, state);
     AddSecondMoment(shape, Factored(shape), state);
     return state;
   }
@@ -100,11 +80,7 @@ class SkewAdam final : public Rule {
   UpdateReport Apply(const Parameter& parameter, TensorView gradient,
                      std::span<const TensorView> state, const StepContext& context) const override {
     AdaptiveStep step = StepOf(context.tensor_step);
-    if (HasMomentum()) {
-      const bool quantized = settings_.momentum == Momentum::kInt8;
-      step.momentum = {state[0], quantized ? state[1] : TensorView{}};
-      state = state.subspan(quantized ? 2 : 1);
-    }
+    step.momentum = TakeMomentum(settings_.momentum, state);
     return Factored(parameter.value.shape)
                ? UpdateFactored(parameter.value, gradient, state[0], state[1], step, context)
                : UpdateExact(parameter.value, gradient, state[0], step, context);
