@@ -21,10 +21,10 @@ struct LayerLoad {
   int64_t layer = 0;
   std::vector<int64_t> counts;  // assignments of counted tokens, by expert
   Load load;
-  double aux_loss = 0;                // with its coefficient
-  double z_loss = 0;                  // with its coefficient
-  double entropy = 0;                 // of the router's probabilities, mean over tokens, in nats
-  std::vector<float> selection_bias;  // by expert, after the step; empty: the router has none
+  double aux_loss = 0;  // with its coefficient
+  double z_loss = 0;    // with its coefficient
+  double entropy = 0;   // of the router's probabilities, mean over tokens, in nats
+  std::vector<float> selection_bias = {};  // by expert, after the step; empty: the router has none
 };
 
 struct StepMetrics {

@@ -1,0 +1,1 @@
+// Nothing: the precompiled headers of tests need a file of their own.
