@@ -221,5 +221,58 @@ TEST(StepTest, GradientsThatAreAllZeroAreNoStep) {
   }
 }
 
+// Tokens of a step that go to an expert which its selection bias keeps from being chosen at first.
+std::vector<int64_t> TokensOfAStarvedExpert(SelectionBias selection_bias, float rate) {
+  RunConfig config = Config();
+  config.model.router.score = RouterScore::kSigmoid;
+  config.model.router.aux_coefficient = config.model.router.z_coefficient = 0;
+  config.model.selection_bias = selection_bias;
+  config.model.selection_bias_rate = rate;
+  Fixture fixture(config);
+  const std::span<float> bias = fixture.model.SelectionBias(1).span<float>();
+  std::fill(bias.begin(), bias.end(), 0.0f);
+  bias[2] = -1;  // no score is above 1
+  const std::vector<MicroBatch> batches = fixture.Batches(2, 4);
+  std::vector<int64_t> counts;
+  for (int step = 0; step < 20; ++step) {
+    const StepReport report = TrainStep(fixture.model, batches, {.learning_rate = 0}, fixture.sink);
+    counts.push_back(report.losses.routing[0].counts[2]);
+  }
+  return counts;
+}
+
+TEST(StepTest, AStarvedExpertGetsTokensAgainWhereItsBiasMoves) {
+  const std::vector<int64_t> fixed = TokensOfAStarvedExpert(SelectionBias::kFixed, 0);
+  EXPECT_EQ(fixed, std::vector<int64_t>(20, 0));
+  const std::vector<int64_t> moved = TokensOfAStarvedExpert(SelectionBias::kBalancing, 0.1f);
+  EXPECT_EQ(moved[0], 0);
+  const int64_t even = 2 * 4 * kLength * 2 / 4;
+  EXPECT_GT(moved.back(), even / 2);
+}
+
+// By the counts of all micro-batches together; neither evaluation nor recomputation counts.
+TEST(StepTest, SelectionBiasesMoveOnceAStep) {
+  RunConfig config = Config();
+  config.model.selection_bias = SelectionBias::kBalancing;
+  config.model.selection_bias_rate = 0.25f;
+  for (const bool checkpointing : {false, true}) {
+    Fixture fixture(config);
+    const std::vector<MicroBatch> batches = fixture.Batches(2, 4);
+    const std::span<float> bias = fixture.model.SelectionBias(1).span<float>();
+    const std::vector<float> before(bias.begin(), bias.end());
+    ForwardLoss(fixture.model, batches[0]);
+    EXPECT_TRUE(std::equal(bias.begin(), bias.end(), before.begin()));
+    const StepReport report = TrainStep(
+        fixture.model, batches, {.learning_rate = 0, .checkpointing = checkpointing}, fixture.sink);
+    const std::vector<int64_t>& counts = report.losses.routing[0].counts;
+    const int64_t total = 2 * 4 * kLength * 2;
+    EXPECT_EQ(counts[0] + counts[1] + counts[2] + counts[3], total);
+    for (size_t e = 0; e < 4; ++e) {
+      const float direction = counts[e] * 4 == total ? 0.0f : counts[e] * 4 > total ? -1.0f : 1.0f;
+      EXPECT_EQ(bias[e], before[e] + 0.25f * direction) << e;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace terrace

@@ -562,49 +562,5 @@ TEST_F(TrainerTest, TheAuxiliaryLossKeepsRoutersBalanced) {
   EXPECT_GT(effective_experts("with", 0.05f), 6);
 }
 
-// A router that keeps its tokens from some experts sends them there again once the bias has moved
-// far enough; a bias that does not move leaves them idle.
-TEST_F(TrainerTest, MovedSelectionBiasesFeedStarvedExperts) {
-  config_.training.steps = 40;
-  config_.training.eval_interval = 0;
-  config_.training.checkpoint_interval = 0;
-  config_.training.gradient_accumulation_steps = 2;
-  config_.model.experts = 8;
-  config_.model.router.top_k = 2;
-  config_.model.router.score = RouterScore::kSigmoid;
-  config_.model.router.noise_scale = 0;
-  config_.model.router.aux_coefficient = 0;
-  config_.model.router.z_coefficient = 0;
-  config_.model.selection_bias_rate = 0.02f;
-  // The more logits differ, the fewer experts are ever chosen.
-  config_.model.init_std = 0.5f;
-  config_.optimizer.learning_rate = 1e-6f;
-  const auto shares = [&](const char* name, SelectionBias selection_bias) {
-    config_.model.selection_bias = selection_bias;
-    std::pair<double, double> first_and_last;
-    StepMetrics last;
-    Train(config_, folder_ / name, {},
-          {.begin = {},
-           .step =
-               [&](const StepMetrics& m) {
-                 if (m.step == 1) first_and_last.first = m.layers[0].load.effective_experts;
-                 first_and_last.second = m.layers[0].load.effective_experts;
-                 last = m;
-               },
-           .warning = [](std::string_view) {},
-           .saved = {},
-           .stop = {}});
-    EXPECT_EQ(last.layers[0].selection_bias.size(), selection_bias == SelectionBias::kNone ? 0 : 8);
-    return first_and_last;
-  };
-  const auto none = shares("none", SelectionBias::kNone);
-  const auto fixed = shares("fixed", SelectionBias::kFixed);
-  const auto moved = shares("moved", SelectionBias::kBalancing);
-  EXPECT_EQ(none.first, moved.first);
-  EXPECT_EQ(none, fixed);
-  EXPECT_LT(none.second, 7);
-  EXPECT_GT(moved.second, 7.8);
-}
-
 }  // namespace
 }  // namespace terrace
