@@ -186,33 +186,17 @@ const Field& FindField(const Fields& fields, const std::string& key) {
   Fail("unknown key {}, did you mean {}?", key, Nearest(fields, key));
 }
 
-// The present name of a setting; nothing for one that is none any more.
-std::optional<std::string> PresentKey(const std::string& key, const std::string& place,
-                                      std::span<const RenamedSetting> renamed,
-                                      WrittenSettings& written) {
+// The present name of a setting.
+std::string PresentKey(const std::string& key, const std::string& place,
+                       std::span<const RenamedSetting> renamed, WrittenSettings& written) {
   for (const RenamedSetting& setting : renamed) {
     if (setting.old_key != key) continue;
-    const std::string start = place.starts_with("--set") ? "--set" : place;
     written.notices.push_back(
-        setting.new_key.empty()
-            ? fmt::format("{}: {} is no setting any more; the next release will refuse it", start,
-                          key)
-            : fmt::format("{}: {} is called {} now; the next release will refuse the old name",
-                          start, key, setting.new_key));
-    if (setting.new_key.empty()) return std::nullopt;
+        fmt::format("{}: {} is called {} now; the next release will refuse the old name",
+                    place.starts_with("--set") ? "--set" : place, key, setting.new_key));
     return std::string(setting.new_key);
   }
   return key;
-}
-
-void CheckRemoved(const std::string& key, const toml::node& node,
-                  std::span<const RenamedSetting> renamed) {
-  for (const RenamedSetting& setting : renamed) {
-    if (setting.old_key != key || !setting.new_key.empty()) continue;
-    if (node.value<std::string_view>() == setting.sole_value) return;
-    Fail("{} = {}: there is only '{}', and no such setting any more", key, TextOf(node),
-         setting.sole_value);
-  }
 }
 
 void ApplyBelow(const Fields& fields, const std::string& prefix, const toml::table& table,
@@ -225,12 +209,7 @@ void ApplyBelow(const Fields& fields, const std::string& prefix, const toml::tab
     }
     const std::string place = PlaceOf(name.source());
     try {
-      const std::optional<std::string> present = PresentKey(written_key, place, renamed, written);
-      if (!present) {
-        CheckRemoved(written_key, node, renamed);
-        continue;
-      }
-      const std::string& key = *present;
+      const std::string key = PresentKey(written_key, place, renamed, written);
       const Field& field = FindField(fields, key);
       const bool is_new =
           written.places.insert_or_assign(field.key, WrittenSettings::Place{place, false}).second;
@@ -362,14 +341,10 @@ void ApplyAssignment(const Fields& fields, std::string_view assignment, WrittenS
   try {
     std::string_view written_key = assignment.substr(0, equals);
     while (written_key.ends_with(' ')) written_key.remove_suffix(1);
-    const std::optional<std::string> key =
-        PresentKey(std::string(written_key), place, renamed, written);
+    const std::string key = PresentKey(std::string(written_key), place, renamed, written);
     const std::string text(assignment.substr(equals + 1));
-    if (!key) {
-      return CheckRemoved(std::string(written_key), toml::value<std::string>(text), renamed);
-    }
-    const Field& field = FindField(fields, *key);
-    SetField(field, *key, *AssignedValue(field, text));
+    const Field& field = FindField(fields, key);
+    SetField(field, key, *AssignedValue(field, text));
     written.places.insert_or_assign(field.key, WrittenSettings::Place{place, true});
   } catch (const Error& error) {
     Fail("{}: {}", place, error.what());

@@ -126,8 +126,7 @@ Fields WithPrefix(std::string_view prefix, Fields fields);
 // A setting that had another name: both are read, the old one with a notice.
 struct RenamedSetting {
   std::string_view old_key;
-  std::string_view new_key;     // empty: there is no such setting any more
-  std::string_view sole_value;  // the one that it could have, where there is none any more
+  std::string_view new_key;
 };
 
 // What was set, and where.

@@ -159,7 +159,7 @@ Fields FieldsOf(ModelConfig& config) {
                            return model->HasLayerOf(FeedForwardKind::kMoe) &&
                                   model->router.score == RouterScore::kSoftmax;
                          },
-                         "model.router.score = \"softmax\""};
+                         "\"moe\" in model.ffn with model.router.score = \"softmax\""};
   const Needs streams = {[model] { return model->HasHyperConnections(); },
                          "model.hyper_connection.streams above 1"};
   HyperConnection& hyper = config.hyper_connection;

@@ -112,6 +112,20 @@ constexpr Preset kPresets[] = {
        config.router.noise_scale = 0;
        config.weight_dtype = DType::kF32;
      }},
+    {"nanowhale-tiny", "nanowhale-110m", "to test with: nanowhale's parts, all small",
+     [](ModelConfig& config) {
+       config.vocab_size = 101;
+       config.max_positions = 24;
+       config.width = 24;
+       config.layers = 2;
+       config.heads = 4;
+       config.head_width = 12;
+       config.query_rank = 10;
+       config.output_rank = 6;
+       config.rope_width = 4;
+       config.ffn_width = 20;
+       config.shared_expert_width = 20;
+     }},
 };
 
 // Null when there is none.

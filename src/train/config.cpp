@@ -32,11 +32,9 @@ const Names<DType> kPrecisionNames = {{"f32", DType::kF32}, {"bf16", DType::kBF1
 
 // Names of earlier releases, accepted for one more.
 constexpr RenamedSetting kRenamed[] = {
-    {"training.micro_batch", "training.micro_batch_size", ""},
-    {"training.micro_batches", "training.gradient_accumulation_steps", ""},
-    {"model.init_deviation", "model.init_std", ""},
-    {"model.attention", "", "gqa"},
-    {"model.router.score", "", "softmax"},
+    {"training.micro_batch", "training.micro_batch_size"},
+    {"training.micro_batches", "training.gradient_accumulation_steps"},
+    {"model.init_deviation", "model.init_std"},
 };
 
 // Key prefixes of what makes a run the run it is: continued under other values it would be a

@@ -592,8 +592,7 @@ TEST_F(ConfigTest, RunsOfTheReleaseBeforeAreRead) {
 TEST_F(ConfigTest, OldNamesAreTakenWithANotice) {
   std::string text(kGood);
   text.replace(text.find("sequence_length"), 0, "micro_batch = 2\nmicro_batches = 5\n");
-  text.replace(text.find("[model.router]\n"), 15, "[model.router]\nscore = \"softmax\"\n");
-  RunConfig config = Load(text, {"model.init_deviation=0.5", "model.attention=gqa"});
+  RunConfig config = Load(text, {"model.init_deviation=0.5"});
   EXPECT_EQ(config.training.micro_batch_size, 2);
   EXPECT_EQ(config.training.gradient_accumulation_steps, 5);
   EXPECT_EQ(config.model.init_std, 0.5f);
@@ -601,22 +600,16 @@ TEST_F(ConfigTest, OldNamesAreTakenWithANotice) {
   EXPECT_THAT(
       config.notices,
       ::testing::UnorderedElementsAre(
-          path + ":18: training.micro_batch is called training.micro_batch_size now; the next "
+          path + ":17: training.micro_batch is called training.micro_batch_size now; the next "
                  "release will refuse the old name",
-          path + ":19: training.micro_batches is called training.gradient_accumulation_steps now; "
+          path + ":18: training.micro_batches is called training.gradient_accumulation_steps now; "
                  "the next release will refuse the old name",
-          path + ":13: model.router.score is no setting any more; the next release will refuse it",
           "--set: model.init_deviation is called model.init_std now; the next release will refuse "
-          "the old name",
-          "--set: model.attention is no setting any more; the next release will refuse it"));
+          "the old name"));
   const std::string written = ToToml(FieldsOf(config));
   EXPECT_THAT(written, HasSubstr("\nmicro_batch_size = 2  #"));
   EXPECT_THAT(written, HasSubstr("\ngradient_accumulation_steps = 5  #"));
   EXPECT_THAT(written, HasSubstr("\ninit_std = 0.5  #"));
-  EXPECT_EQ(written.find("softmax"), std::string::npos);
-
-  EXPECT_THAT(MessageOf(text, {"model.attention=mla"}),
-              HasSubstr("model.attention = 'mla': there is only 'gqa', and no such setting"));
   text.replace(text.find("micro_batch ="), 0, "micro_batch_size = 2\n");
   EXPECT_THAT(MessageOf(text), HasSubstr("is given under its old name too"));
 }

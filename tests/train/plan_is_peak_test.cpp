@@ -192,6 +192,14 @@ class EveryPolicyTest : public PlanIsPeakTest, public testing::WithParamInterfac
 
 TEST_P(EveryPolicyTest, PlanIsPeak) { ExpectPlanIsPeakOrRefused("gpt-moe-tiny", kEveryPair); }
 
+// Another attention, a shared expert, a selection bias, several residual streams.
+TEST_P(EveryPolicyTest, PlanIsPeakOfNanowhale) {
+  ExpectPlanIsPeakOrRefused("nanowhale-tiny",
+                            std::array{MemorySettings{kKeep, false, 4, kF32, kGlobal},
+                                       MemorySettings{kRelease, true, 4, kBF16, kNoClipping},
+                                       MemorySettings{kRelease, false, 1, kMixed, kGlobal}});
+}
+
 // Other shapes: several layers of experts, a dense one, rotary positions. Sanitizers make minutes
 // of it.
 #ifndef __SANITIZE_ADDRESS__
