@@ -196,9 +196,10 @@ class Backend {
   // targets i32 [N]: tokens with kIgnoredTarget are routed but not counted.
   // counts: i64 [E] host array that receives the counted assignments per expert.
   // Ties go to the lower expert number; NaN counts as lower than everything. The formulas see
-  // logits limited to +-1e30 and NaN as -1e30, and scores other than a softmax's see none below -60,
-  // so that all that comes out is finite and no score is 0. z_coefficient is of a softmax only.
-  // selection_bias f32 [E], empty for none: experts are chosen by score + bias, weighted by score.
+  // logits limited to +-1e30 and NaN as -1e30, and scores other than a softmax's see none below
+  // -60, so that all that comes out is finite and no score is 0. z_coefficient is of a softmax
+  // only. selection_bias f32 [E], empty for none: experts are chosen by score + bias, weighted by
+  // score.
   virtual RouterStatistics Route(const RouterConfig& config, std::optional<uint64_t> noise_key,
                                  TensorView logits, TensorView selection_bias, TensorView targets,
                                  const Routing& routing, std::span<int64_t> counts) = 0;

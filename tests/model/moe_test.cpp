@@ -275,8 +275,8 @@ TEST_P(MoeTest, LogitsThatAreNotFiniteRouteToDistinctExperts) {
     routing.offsets = i64({e + 1});
     routing.fractions = f32({e});
     std::vector<int64_t> counted(e);
-    const RouterStatistics statistics =
-        backend->Route(config.router, std::nullopt, logits, {}, batch.View().targets, routing, counted);
+    const RouterStatistics statistics = backend->Route(config.router, std::nullopt, logits, {},
+                                                       batch.View().targets, routing, counted);
     EXPECT_EQ(counted, counts);
     EXPECT_TRUE(std::isfinite(statistics.aux_loss));
     for (int64_t i = 0; i < n * k; i += k) {
