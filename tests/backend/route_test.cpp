@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -70,15 +71,16 @@ class RouteTest : public KernelTest {
 
   // Routes on both backends, compares all that comes out, and returns this backend's routing.
   Routing CheckRoute(const RouterConfig& config, const RouteCase& c, const TensorView& logits,
-                     const TensorView& targets) {
+                     const TensorView& targets, const TensorView& selection_bias = {}) {
     SCOPED_TRACE(testing::Message()
                  << c.tokens << " tokens, top " << c.top_k << " of " << c.experts);
     const Routing actual = NewRouting(c), expected = NewRouting(c);
     const TensorView logits_expected = CopyOf(logits);
     std::vector<int64_t> counts(c.experts, 77), counts_expected(c.experts, 77);
-    const RouterStatistics s = cpu_.Route(config, noise_key_, logits, {}, targets, actual, counts);
-    const RouterStatistics s_expected = reference_.Route(config, noise_key_, logits_expected, {},
-                                                         targets, expected, counts_expected);
+    const RouterStatistics s =
+        cpu_.Route(config, noise_key_, logits, selection_bias, targets, actual, counts);
+    const RouterStatistics s_expected = reference_.Route(
+        config, noise_key_, logits_expected, selection_bias, targets, expected, counts_expected);
 
     EXPECT_TRUE(Near(logits, logits_expected, RoundingOf(DType::kF32, 0)));
     EXPECT_TRUE(SameBytes(actual.experts, expected.experts));
@@ -238,6 +240,56 @@ TEST_P(RouteTest, IgnoredTokensAreRoutedButNotCounted) {
   EXPECT_DOUBLE_EQ(all.aux_loss, first.aux_loss);
   EXPECT_DOUBLE_EQ(all.z_loss, first.z_loss);
   EXPECT_DOUBLE_EQ(all.entropy, first.entropy);
+}
+
+TEST_P(RouteTest, OtherScoresMatchTheReference) {
+  for (const RouteCase& c : kCases) {
+    for (const RouterScore score : {RouterScore::kSigmoid, RouterScore::kSqrtSoftplus}) {
+      for (const bool normalize : {false, true}) {
+        for (const bool biased : {false, true}) {
+          RouterConfig config = Config(c, normalize);
+          config.score = score;
+          config.scaling_factor = 1.5f;
+          const TensorView logits = Normals(DType::kF32, {c.tokens, c.experts}, "logits");
+          const TensorView targets = Targets(c.tokens, 3);
+          const TensorView bias =
+              biased ? Normals(DType::kF32, {c.experts}, "selection_bias") : TensorView{};
+          const Routing routing = CheckRoute(config, c, logits, targets, bias);
+          CheckBackward(config, c, routing, targets, 0.5f);
+        }
+      }
+    }
+  }
+}
+
+// However far apart logits are, a token's combine weights are those of a distribution, and
+// gradients are finite.
+TEST_P(RouteTest, OtherScoresOfOddLogitsAreFinite) {
+  const RouteCase c{std::ssize(kOddRows), 4, 2};
+  for (const RouterScore score : {RouterScore::kSigmoid, RouterScore::kSqrtSoftplus}) {
+    for (const bool biased : {false, true}) {
+      RouterConfig config = Config(c, true);
+      config.score = score;
+      const TensorView logits = New(DType::kF32, {c.tokens, c.experts}, "logits");
+      std::memcpy(logits.data, kOddRows, sizeof(kOddRows));
+      const TensorView bias =
+          biased ? Normals(DType::kF32, {c.experts}, "selection_bias") : TensorView{};
+      const TensorView targets = Targets(c.tokens, 0);
+      const Routing routing = NewRouting(c);
+      std::vector<int64_t> counts(c.experts);
+      cpu_.Route(config, std::nullopt, logits, bias, targets, routing, counts);
+      for (int64_t n = 0; n < c.tokens; ++n) {
+        const float* weights = routing.weights.as<float>() + n * c.top_k;
+        EXPECT_NEAR(weights[0] + weights[1], 1, 1e-6) << n;
+        const int32_t* chosen = routing.experts.as<int32_t>() + n * c.top_k;
+        EXPECT_NE(chosen[0], chosen[1]);
+      }
+      const TensorView dweights = Normals(DType::kF32, {c.tokens * c.top_k}, "drow_weights");
+      const TensorView dlogits = New(DType::kF32, {c.tokens, c.experts}, "dlogits");
+      cpu_.RouteBackward(config, routing, targets, dweights, 1, dlogits);
+      for (const float value : dlogits.span<float>()) EXPECT_TRUE(std::isfinite(value));
+    }
+  }
 }
 
 // The gradient of the two load-balancing losses, by differences of the losses themselves.
