@@ -208,5 +208,26 @@ TEST_P(NormTest, WrongShapesAndDtypesAreRefused) {
                InternalError);
 }
 
+// As with a weight of ones.
+TEST_P(NormTest, NeedsNoWeight) {
+  for (const DType dtype : kFloatTypes) {
+    const TensorView x = Normals(DType::kF32, {70, 33}), dy = Normals(dtype, x.shape);
+    const TensorView ones = New(DType::kF32, {33});
+    std::fill_n(ones.as<float>(), 33, 1.0f);
+    const TensorView y = New(dtype, x.shape), y_expected = New(dtype, x.shape);
+    const TensorView statistics = New(DType::kF32, {70, 2}),
+                     statistics_expected = CopyOf(statistics);
+    cpu_.Norm(NormKind::kRmsNorm, x, {}, {}, kEpsilon, y, statistics);
+    cpu_.Norm(NormKind::kRmsNorm, x, ones, {}, kEpsilon, y_expected, statistics_expected);
+    EXPECT_TRUE(SameBytes(y, y_expected));
+    EXPECT_TRUE(SameBytes(statistics, statistics_expected));
+    const TensorView dx = Normals(DType::kF32, x.shape), dx_expected = CopyOf(dx);
+    cpu_.NormBackward(NormKind::kRmsNorm, dy, x, {}, statistics, dx, {}, false, {}, false);
+    cpu_.NormBackward(NormKind::kRmsNorm, dy, x, ones, statistics, dx_expected,
+                      New(DType::kF32, {33}), false, {}, false);
+    EXPECT_TRUE(SameBytes(dx, dx_expected));
+  }
+}
+
 }  // namespace
 }  // namespace terrace
