@@ -224,7 +224,8 @@ TEST_F(TrainCommandTest, AModelOfMoeLayersOnlyIsReadBack) {
 TEST_F(TrainCommandTest, PresetsAreListedWithTheirSizes) {
   const ProgramResult presets = Run({"presets"});
   EXPECT_EQ(presets.exit_code, 0) << presets.errors;
-  EXPECT_THAT(presets.output, HasSubstr("\nskewadam-6.78b       6.78 B    442.54 M  the published"));
+  EXPECT_THAT(presets.output,
+              HasSubstr("\nskewadam-6.78b       6.78 B    442.54 M  the published"));
   for (const Preset& preset : Presets()) {
     EXPECT_THAT(presets.output, HasSubstr(std::string(preset.name) + " "));
   }
