@@ -15,6 +15,15 @@ class HyperLayer {
   // `name`: "layers.N.hyper1" or "hyper_f", for NAME.weight, .base and .scale.
   HyperLayer(const ModelConfig& config, const ParameterIndex& parameters, std::string_view name);
 
+  // Every stream of x f32 [N, S * D] = y f32 [N, D]: where streams begin.
+  void Spread(Backend& backend, TensorView y, TensorView x) const {
+    backend.HyperSpread(config_, y, x);
+  }
+  // dy f32 [N, D] is replaced.
+  void SpreadBackward(Backend& backend, TensorView dx, TensorView dy) const {
+    backend.HyperSpreadBackward(config_, dx, dy);
+  }
+
   // What backward needs of forward. Views in the arena.
   struct Saved {
     TensorView x;            // f32 [N, S * D] the streams, the caller's

@@ -21,7 +21,6 @@ struct Model::Ends {
   std::optional<HyperLayer> hyper;
   NormLayer norm;
   const Parameter* head;  // [V, D]; `tokens` when tied
-  HyperConnection streams;
 
   // Fills x f32 [N, S * D].
   void Embed(Backend& backend, TensorView ids, int64_t length, int64_t first_position,
@@ -35,7 +34,7 @@ struct Model::Ends {
     const TensorView y =
         Activation(backend, DType::kF32, {x.rows(), tokens->value.columns()}, "embedding.tokens");
     backend.Embedding(ids, tokens->value, positions_table, length, first_position, y);
-    backend.HyperSpread(streams, y, x);
+    hyper->Spread(backend, y, x);
   }
   // What the final norm sees of x f32 [N, S * D], f32 [N, D]: x itself without streams.
   TensorView Read(Backend& backend, TensorView x, HyperLayer::Saved& saved) const {
@@ -44,6 +43,17 @@ struct Model::Ends {
         Activation(backend, DType::kF32, {x.rows(), tokens->value.columns()}, "head.read");
     hyper->Read(backend, x, z, saved);
     return z;
+  }
+  // z f32 [N, D] normalized for the head.
+  struct Normalized {
+    TensorView statistics;  // f32 [N, 2]
+    TensorView y;           // compute [N, D]
+  };
+  Normalized Normalize(Backend& backend, TensorView z) const {
+    const Normalized normalized{Activation(backend, DType::kF32, {z.rows(), 2}, "head.statistics"),
+                                Activation(backend, head->value.dtype, z.shape, "head.y")};
+    norm.Forward(backend, z, normalized.y, normalized.statistics);
+    return normalized;
   }
 };
 
@@ -68,7 +78,6 @@ Model::Model(const ModelConfig& config, Backend& backend) : config_(config), bac
       .hyper = {},
       .norm = MakeNorm(config_, index, "norm_f"),
       .head = config_.tied_head ? tokens : index.at("lm_head.weight"),
-      .streams = config_.hyper_connection,
   });
   if (config_.HasHyperConnections()) ends_->hyper.emplace(config_, index, "hyper_f");
   ends_->parameters = std::move(index);
@@ -108,11 +117,7 @@ double Model::HeadAndLoss(std::span<const EndWork> work, GradientSink* sink) {
     for (const EndWork& item : work) {
       const Arena::Frame frame(backend_.arena());
       HyperLayer::Saved read;
-      const TensorView z = ends.Read(backend_, item.x, read);
-      const TensorView statistics =
-          Activation(backend_, DType::kF32, {z.rows(), 2}, "head.statistics");
-      const TensorView y = Activation(backend_, compute_dtype(), z.shape, "head.y");
-      ends.norm.Forward(backend_, z, y, statistics);
+      const TensorView y = ends.Normalize(backend_, ends.Read(backend_, item.x, read)).y;
       loss += backend_.HeadLoss(y, ends.head->value, item.pass->batch.targets, 0, {}, {}, false);
     }
     return loss;
@@ -131,11 +136,8 @@ double Model::HeadAndLoss(std::span<const EndWork> work, GradientSink* sink) {
   NormLayer::Slots norm_slots = ends.norm.Begin(*sink);
   for (size_t i = 0; i < work.size(); ++i) {
     const Arena::Frame frame(backend_.arena());
-    const TensorView statistics =
-        Activation(backend_, DType::kF32, {zs[i].rows(), 2}, "head.statistics");
-    const TensorView y = Activation(backend_, compute_dtype(), zs[i].shape, "head.y");
+    const auto [statistics, y] = ends.Normalize(backend_, zs[i]);
     const TensorView dy = Activation(backend_, compute_dtype(), zs[i].shape, "head.dy");
-    ends.norm.Forward(backend_, zs[i], y, statistics);
     loss += backend_.HeadLoss(y, ends.head->value, work[i].pass->batch.targets,
                               work[i].pass->loss_scale, dy, head_slot.view, head_slot.add);
     head_slot.add = head_slot.add.Next();
@@ -163,7 +165,7 @@ void Model::EmbedBackward(std::span<const EndWork> work, GradientSink& sink) {
     dys.push_back(item.dx);
     if (!ends_->hyper) continue;
     dys.back() = Activation(backend_, DType::kF32, {item.dx.rows(), config_.width}, "embedding.dy");
-    backend_.HyperSpreadBackward(config_.hyper_connection, item.dx, dys.back());
+    ends_->hyper->SpreadBackward(backend_, item.dx, dys.back());
   }
   const auto leave = [&](const Parameter& parameter, const auto& backward) {
     GradientSlot slot = sink.Begin(parameter);
@@ -206,10 +208,7 @@ void Model::BalanceRouters(std::span<const LayerRouting> layers) {
 void Model::Logits(TensorView x, TensorView logits) {
   const Arena::Frame frame(backend_.arena());
   HyperLayer::Saved read;
-  const TensorView z = ends_->Read(backend_, x, read);
-  const TensorView statistics = Activation(backend_, DType::kF32, {z.rows(), 2}, "head.statistics");
-  const TensorView y = Activation(backend_, compute_dtype(), z.shape, "head.y");
-  ends_->norm.Forward(backend_, z, y, statistics);
+  const TensorView y = ends_->Normalize(backend_, ends_->Read(backend_, x, read)).y;
   backend_.Linear(y, ends_->head->value, logits, false);
 }
 

@@ -110,11 +110,6 @@ std::unique_ptr<Path::Saved> NanowhaleAttention::Forward(const Pass& pass, Tenso
 
 void NanowhaleAttention::Backward(std::span<const Work> work, GradientSink& sink) const {
   const Arena::Frame frame(backend_.arena());
-  const auto zeroed = [&](Shape shape, const char* name) {
-    const TensorView view = Activation(backend_, DType::kF32, shape, name);
-    backend_.Zero(view);
-    return view;
-  };
   struct Gradients {  // of one micro-batch
     TensorView dout, dlow_out, rotated;
     TensorView dq_wide;              // compute [N, H * C]
@@ -132,8 +127,8 @@ void NanowhaleAttention::Backward(std::span<const Work> work, GradientSink& sink
     g.dq_wide = Activation(backend_, dtype_, saved.mixed.shape, "attention.dq_wide");
     g.dlow = Activation(backend_, dtype_, saved.queries.low.shape, "attention.dq_low");
     g.dkv = Activation(backend_, dtype_, saved.kv.shape, "attention.dkv");
-    g.dlow_wide = zeroed(saved.queries.low.shape, "attention.dq_low_wide");
-    g.dkv_wide = zeroed(saved.kv.shape, "attention.dkv_wide");
+    g.dlow_wide = ZeroedActivation(backend_, saved.queries.low.shape, "attention.dq_low_wide");
+    g.dkv_wide = ZeroedActivation(backend_, saved.kv.shape, "attention.dkv_wide");
 
     const Arena::Frame temporaries(backend_.arena());
     backend_.Copy(saved.mixed, g.rotated);
@@ -148,7 +143,7 @@ void NanowhaleAttention::Backward(std::span<const Work> work, GradientSink& sink
                                g.dkv);
     Rotate(dq, heads_, length, 0, /*back=*/true);
     Rotate(g.dkv, 1, length, 0, /*back=*/true);
-    const TensorView wide = zeroed(dq.shape, "attention.dq_sum");
+    const TensorView wide = ZeroedActivation(backend_, dq.shape, "attention.dq_sum");
     const Shape heads{n * heads_, head_width_};
     backend_.NormBackward(NormKind::kRmsNorm, dq.Reshaped(heads),
                           saved.queries.wide.Reshaped(heads), {}, saved.queries.statistics,

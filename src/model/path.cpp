@@ -26,6 +26,12 @@ TensorView Activation(Backend& backend, DType dtype, Shape shape, const char* na
   return backend.arena().Allocate(Memory::kActivations, dtype, shape, name);
 }
 
+TensorView ZeroedActivation(Backend& backend, Shape shape, const char* name) {
+  const TensorView view = Activation(backend, DType::kF32, shape, name);
+  backend.Zero(view);
+  return view;
+}
+
 TensorView Downcast(Backend& backend, TensorView wide, DType dtype, const char* name) {
   if (wide.dtype == dtype) return wide;
   const TensorView narrow = Activation(backend, dtype, wide.shape, name);

@@ -76,6 +76,9 @@ NormLayer MakeNorm(const ModelConfig& config, const ParameterIndex& parameters,
 // Allocates saved activations or temporaries: the caller's frame tells how long they live.
 TensorView Activation(Backend& backend, DType dtype, Shape shape, const char* name);
 
+// The same, f32 and zero.
+TensorView ZeroedActivation(Backend& backend, Shape shape, const char* name);
+
 // `wide` f32 at `dtype`: itself, or a copy in a new activation.
 TensorView Downcast(Backend& backend, TensorView wide, DType dtype, const char* name);
 

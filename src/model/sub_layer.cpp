@@ -36,7 +36,7 @@ TensorView SubLayer::Forward(const Pass& pass, TensorView x, const char* name, S
     saved.path = path_.Forward(pass, saved.y, out, routing);
     return out;
   }
-  saved.path_out = Zeroed(saved.y.shape, "hyper.path_out");
+  saved.path_out = ZeroedActivation(backend_, saved.y.shape, "hyper.path_out");
   saved.path = path_.Forward(pass, saved.y, saved.path_out, routing);
   hyper_->Write(backend_, saved.hyper, saved.path_out, out);
   return out;
@@ -55,7 +55,7 @@ void SubLayer::Backward(std::span<const Work> work, GradientSink& sink) const {
       const TensorView dweights =
           Activation(backend_, DType::kF32, saved.hyper.weights.shape, "hyper.dweights");
       hyper_->WriteBackward(backend_, saved.hyper, saved.path_out, item.dx, dout, dweights);
-      dx.push_back(Zeroed(saved.y.shape, "hyper.dread"));
+      dx.push_back(ZeroedActivation(backend_, saved.y.shape, "hyper.dread"));
       hyper_work.push_back({&saved.hyper, dx.back(), dweights, item.dx});
     } else {
       dx.push_back(item.dx);
@@ -83,17 +83,11 @@ void SubLayer::Decode(TensorView x,
     path(saved.y, x);
     return;
   }
-  const TensorView path_out = Zeroed(saved.y.shape, "hyper.path_out");
+  const TensorView path_out = ZeroedActivation(backend_, saved.y.shape, "hyper.path_out");
   const TensorView out = Activation(backend_, DType::kF32, x.shape, "hyper.out");
   path(saved.y, path_out);
   hyper_->Write(backend_, saved.hyper, path_out, out);
   backend_.Copy(out, x);
-}
-
-TensorView SubLayer::Zeroed(Shape shape, const char* name) const {
-  const TensorView view = Activation(backend_, DType::kF32, shape, name);
-  backend_.Zero(view);
-  return view;
 }
 
 }  // namespace terrace

@@ -51,8 +51,6 @@ class SubLayer {
 
  private:
   void Normalize(TensorView x, Saved& saved) const;
-  // A new activation of zeros.
-  TensorView Zeroed(Shape shape, const char* name) const;
 
   Backend& backend_;
   std::optional<HyperLayer> hyper_;

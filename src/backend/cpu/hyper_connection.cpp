@@ -253,6 +253,15 @@ int64_t ScaleOf(const HyperConnection& config, int64_t j) {
   return std::min<int64_t>(2, j / config.streams);
 }
 
+// logits[M] of one token's weights.
+void LogitsOf(const HyperConnection& config, const float* product, float inverse_rms,
+              const TensorView& scale, const TensorView& base, float* logits) {
+  for (int64_t j = 0; j < base.size(); ++j) {
+    logits[j] =
+        scale.as<float>()[ScaleOf(config, j)] * product[j] * inverse_rms + base.as<float>()[j];
+  }
+}
+
 void CheckWeights(const HyperConnection& config, const TensorView& x, const TensorView& products,
                   const TensorView& scale, const TensorView& base, const TensorView& inverse_rms) {
   const int64_t streams = config.streams, weights = products.columns();
@@ -306,10 +315,7 @@ void CpuBackend::HyperWeights(const HyperConnection& config, TensorView x, float
       inverse_rms.as<float>()[n] = inverse;
       const float* product = products.as<float>() + n * count;
       float* to = weights.as<float>() + n * count;
-      for (int64_t j = 0; j < count; ++j) {
-        logits[j] =
-            scale.as<float>()[ScaleOf(config, j)] * product[j] * inverse + base.as<float>()[j];
-      }
+      LogitsOf(config, product, inverse, scale, base, logits);
       for (int64_t s = 0; s < streams; ++s) to[s] = Sigmoid(logits[s]) + config.epsilon;
       if (count == streams) continue;
       for (int64_t s = streams; s < 2 * streams; ++s) to[s] = 2 * Sigmoid(logits[s]);
@@ -349,10 +355,7 @@ void CpuBackend::HyperWeightsBackward(const HyperConnection& config, TensorView 
       const float* product = products.as<float>() + n * count;
       const float inverse = inverse_rms.as<float>()[n];
       std::copy_n(dweights.as<float>() + n * count, count, slopes);
-      for (int64_t j = 0; j < count; ++j) {
-        logits[j] =
-            scale.as<float>()[ScaleOf(config, j)] * product[j] * inverse + base.as<float>()[j];
-      }
+      LogitsOf(config, product, inverse, scale, base, logits);
       for (int64_t j = 0; j < std::min(count, 2 * streams); ++j) {
         const float value = Sigmoid(logits[j]);
         slopes[j] *= (j < streams ? 1 : 2) * value * (1 - value);
